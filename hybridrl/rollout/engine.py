@@ -1,0 +1,49 @@
+"""The protocol that every engine obeys."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hybridrl.reshard.layout import Layout
+from hybridrl.rollout.samples import Request, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Engine(Protocol):
+    """An inference engine on this rank, or this rank's share of one.
+
+    Every rank of a replica calls every method, in the same order. `generate` takes the requests of this rank's replica
+    and returns the samples in the same order, on every rank of the replica alike.
+    """
+
+    replica: int
+    """Index of the replica that this rank belongs to."""
+    num_replicas: int
+
+    @property
+    def layout(self) -> Layout:
+        """Where this engine keeps the weights: the destination of a weight sync."""
+
+    def parameters(self) -> Mapping[str, "torch.Tensor"]:
+        """This rank's live parameters (and buffers) under the layout's names; written in place by a weight sync."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """One sample a request. Raises EngineStateError while asleep or before the weights of this version are whole."""
+
+    def sleep(self) -> None:
+        """Gives back memory that only generation needs (KV cache; weights where they are the engine's own)."""
+
+    def wake(self) -> None:
+        """Undoes `sleep`. Weights must be synced, and `publish` called, before the next `generate`."""
+
+    def publish(self, version: int) -> None:
+        """Declares that the parameters hold weights `version`, whole; forgets every cache of older weights."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights in service, None before the first `publish` and after `sleep`."""
+
+
+class EngineStateError(RuntimeError):
+    """A call that the engine's state does not allow (generate while asleep, or with weights half-written)."""

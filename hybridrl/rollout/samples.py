@@ -1,0 +1,84 @@
+"""What a rollout takes and gives: prompts, sampling parameters and samples. Token ids throughout, never text."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Finish(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token was sampled; it is the response's last token."""
+    LENGTH = "length"
+    """The response (or the context) reached its limit; nothing was appended."""
+    ABORT = "abort"
+    """Ended from outside; the tokens so far are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt of a step."""
+
+    id: int
+    """Identifies the group: unique within a step, alike on all ranks."""
+    token_ids: tuple[int, ...]
+    text: str = ""
+    """The rendered prompt, for judges and records only."""
+    answer: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Never changed in place: make another by `dataclasses.replace`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    """All ids that end a response, EOS ids included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One response to be generated."""
+
+    prompt: Prompt
+    index: int
+    """Which of the prompt's n samples this is."""
+    seed: int
+    """Of this sample alone: the same seed, weights and prompt give the same tokens."""
+    params: SamplingParams
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """A prompt, one response to it, and what the loop learns about it. Lists are as long as `response_ids`."""
+
+    prompt: Prompt
+    index: int
+    response_ids: list[int]
+    log_probs: list[float]
+    """Of each sampled token under the sampling distribution (temperature, top-p and top-k applied)."""
+    versions: list[int]
+    """Version of the weights that each token was sampled from."""
+    finish: Finish
+    mask: list[bool] = field(default_factory=list)
+    """True for the policy's own tokens; filled with True if left empty."""
+    reward: float | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Each judge's own score, by name."""
+    failed: bool = False
+    """A judge failed on it."""
+
+    def __post_init__(self) -> None:
+        if not self.mask:
+            self.mask = [True] * len(self.response_ids)
+        lengths = {len(self.response_ids), len(self.log_probs), len(self.versions), len(self.mask)}
+        if len(lengths) != 1:
+            raise ValueError(
+                f"prompt {self.prompt.id}, sample {self.index}: {len(self.response_ids)} tokens came with "
+                f"{len(self.log_probs)} log-probs, {len(self.versions)} versions and {len(self.mask)} mask entries"
+            )

@@ -1,0 +1,129 @@
+"""A pool of worker processes that stay alive across tests, so that a rank's start-up is paid once.
+
+`pool.run(function, world=2, **kwargs)` calls `function(**kwargs)` on the first `world` workers inside a fresh gloo
+world (`torch.distributed` is initialised before and destroyed after, Megatron's state with it) and returns the list of
+results in rank order. The function must be importable (module level). If any rank raises, all workers are replaced and
+`WorkerError` carries every rank's traceback.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+START_S = 180.0
+
+
+class WorkerError(RuntimeError):
+    """A rank of the pool raised, died or did not answer in time."""
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        function, kwargs, rank, world, store = job
+        for key, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
+            os.environ[key] = str(value)
+        try:
+            dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+            result = function(**kwargs)
+            _leave_world()
+            pipe.send((True, result))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+def _leave_world() -> None:
+    import sys
+
+    import torch.distributed as dist
+
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is not None and state.model_parallel_is_initialized():
+        state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class WorkerPool:
+    """At most `size` workers, started when first needed and kept until `close`."""
+
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[Any, Connection]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="hybridrl-pool-")
+        self._jobs = 0
+
+    def run(self, function: Callable[..., Any], world: int, timeout: float = 300.0, **kwargs: Any) -> list[Any]:
+        """Runs `function(**kwargs)` on `world` ranks; results in rank order. Results must be picklable."""
+        if world > self.size:
+            raise ValueError(f"the pool has {self.size} workers, {world} were asked for")
+        fresh = world > len(self._workers)
+        while len(self._workers) < world:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+        self._jobs += 1
+        store = f"{self._folder.name}/{self._jobs}"
+        for rank in range(world):
+            self._workers[rank][1].send((function, kwargs, rank, world, store))
+        return self._collect(world, timeout + (START_S if fresh else 0.0))
+
+    def _collect(self, world: int, timeout: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        deadline = time.monotonic() + timeout
+        grace = 20.0  # after the first failure the others have this long to tell theirs
+        while len(results) + len(failures) < world:
+            for rank in range(world):
+                process, pipe = self._workers[rank]
+                if rank in results or rank in failures:
+                    continue
+                try:
+                    if pipe.poll(0.02):
+                        ok, value = pipe.recv()
+                        (results if ok else failures)[rank] = value
+                    elif not process.is_alive():
+                        failures[rank] = f"the process ended with exit code {process.exitcode}"
+                except EOFError:
+                    failures[rank] = "the process closed its pipe"
+                if failures:
+                    deadline = min(deadline, time.monotonic() + grace)
+                    grace = max(0.0, deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                for rank in set(range(world)) - set(results) - set(failures):
+                    failures[rank] = "no answer in time"
+        if failures:
+            self.close()
+            self._folder = tempfile.TemporaryDirectory(prefix="hybridrl-pool-")
+            raise WorkerError("\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items())))
+        return [results[rank] for rank in range(world)]
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.terminate()
+        for process, _ in self._workers:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._workers.clear()
+        self._folder.cleanup()
