@@ -1,0 +1,72 @@
+"""Where a step's metrics go: one JSON object a line, TensorBoard, and the console."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch.utils.tensorboard import SummaryWriter
+
+CONSOLE_KEYS = {
+    "reward/mean": "reward",
+    "loss/policy": "policy",
+    "loss/sft": "loss",
+    "loss/kl": "kl",
+    "entropy": "entropy",
+    "grad_norm": "|grad|",
+    "response_length/mean": "length",
+    "mismatch/logprob_abs_mean": "mismatch",
+    "time/step": "s/step",
+}
+"""Metrics shown on the console where a step has them, with their short names."""
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Renames an earlier run's folder to `<folder>.1`, `.2`, … so that a new run loses nothing of it.
+
+    Returns the new name, or None where there was no run in `folder`.
+    """
+    if not (folder / "metrics.jsonl").exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+class MetricsWriter:
+    """Writes each step's metrics to `metrics.jsonl`, to TensorBoard and to the console. One a run, on rank 0.
+
+    A value that is not finite is written as null in the JSON lines, since JSON has no NaN.
+    """
+
+    def __init__(self, folder: Path, steps: int, console: Console | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._steps = steps
+        self._console = console or Console()
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records one step, at once and whole: a reader never sees half a line."""
+        record: dict[str, Any] = {"step": step}
+        record |= {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self._lines.write(json.dumps(record) + "\n")
+        self._lines.flush()
+        for key, value in metrics.items():
+            self._board.add_scalar(key, value, step)
+        shown = "  ".join(f"{name} {metrics[key]:.4g}" for key, name in CONSOLE_KEYS.items() if key in metrics)
+        self._console.print(f"[bold]step {step}/{self._steps}[/bold]  {shown}", highlight=False)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, in order."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

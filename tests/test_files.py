@@ -1,0 +1,64 @@
+"""What stands under its own name is whole: errors leave nothing behind, and nothing whole is overwritten by halves."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hybridrl.files import cache_folder, file_aside, folder_aside
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "model"
+    with folder_aside(out) as aside:
+        (aside / "weights").write_text("all")
+        assert not out.exists()
+    assert (out / "weights").read_text() == "all"
+    assert [path.name for path in out.parent.iterdir()] == ["model"]
+    assert out.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), folder_aside(tmp_path / "model") as aside:
+        (aside / "weights").write_text("half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    with folder_aside(out) as aside:
+        (aside / "weights").write_text("first")
+    with pytest.raises(OSError), folder_aside(out) as aside:
+        (aside / "weights").write_text("second")
+    with folder_aside(out, first_wins=True) as aside:
+        (aside / "weights").write_text("third")
+    assert (out / "weights").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "curve.png"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), file_aside(path) as aside:
+        aside.write_text("half")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    with file_aside(path) as aside:
+        aside.write_text("new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_cache_can_be_put_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HYBRIDRL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("HYBRIDRL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "hybridrl"
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
