@@ -99,9 +99,7 @@ class Box:
 
     def narrow(self, dim: int, start: int, stop: int) -> "Box":
         """This box with dimension `dim` replaced by `[start, stop)`."""
-        return Box(
-            (*self.start[:dim], start, *self.start[dim + 1 :]), (*self.stop[:dim], stop, *self.stop[dim + 1 :])
-        )
+        return Box((*self.start[:dim], start, *self.start[dim + 1 :]), (*self.stop[:dim], stop, *self.stop[dim + 1 :]))
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
