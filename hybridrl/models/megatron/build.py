@@ -1,0 +1,111 @@
+"""Building a model under Megatron's groups, naming its weights, and running it forward."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from hybridrl.config.schema import Config
+from hybridrl.models.megatron.config import transformer_config
+from hybridrl.models.megatron.rope import frequencies
+from hybridrl.models.megatron.specs import block_spec
+from hybridrl.models.spec import ModelSpec
+from hybridrl.parallel.sizes import ParallelSizes
+
+
+def padded_vocab(vocab_size: int, vocab_multiple: int, tp: int) -> int:
+    """Rows of the training vocabulary: a multiple of `vocab_multiple · tp`."""
+    unit = vocab_multiple * tp
+    return -(-vocab_size // unit) * unit
+
+
+def build_model(spec: ModelSpec, config: Config) -> list[GPTModel]:
+    """This rank's part of the model, one module a virtual pipeline chunk, on this rank's device.
+
+    All weights are zero, norms one, until they are imported; the padding rows of the vocabulary stay zero. Collective:
+    every rank must call it, with Megatron's groups made for the same sizes. Raises UnsupportedModelError for what
+    Megatron cannot honour.
+    """
+    transformer = transformer_config(spec, config)
+    chunks = range(config.parallel.vpp) if config.parallel.vpp > 1 else (None,)
+    return [_build_chunk(spec, config, transformer, chunk) for chunk in chunks]
+
+
+def _build_chunk(spec: ModelSpec, config: Config, transformer: object, chunk: int | None) -> GPTModel:
+    model = GPTModel(
+        config=transformer,
+        transformer_layer_spec=block_spec(spec, transformer, chunk=chunk),
+        vocab_size=padded_vocab(spec.vocab_size, config.model.vocab_multiple, config.parallel.tp),
+        max_sequence_length=spec.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+        parallel_output=True,
+        share_embeddings_and_output_weights=spec.tied,
+        position_embedding_type="rope",
+        rotary_base=spec.rope_theta,
+        vp_stage=chunk,
+    )
+    model.rotary_pos_emb.inv_freq = frequencies(spec).to(torch.cuda.current_device())
+    return model
+
+
+def unwrap(chunk: torch.nn.Module) -> GPTModel:
+    """The GPTModel inside Megatron's wrappers (DistributedDataParallel)."""
+    inner: Any = chunk
+    while not isinstance(inner, GPTModel):
+        inner = inner.module
+    return inner
+
+
+def named_tensors(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by the names of the `megatron` layout, in module order.
+
+    The name is Megatron's local one, with `chunk{v}.` before it where there are several chunks. With PP > 1 a tied
+    model's last stage has its copy of the embedding as `output_layer.weight`.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for index, chunk in enumerate(chunks):
+        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+        for path, module in unwrap(chunk).named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            own |= {n: b for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set}
+            tensors |= {f"{prefix}{path}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def packed_seq_params(lengths: Iterable[int]) -> PackedSeqParams:
+    """Bounds of sequences that lie end to end in one row, for `forward`. Raises ValueError for a length below 1."""
+    lengths = list(lengths)
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"packed sequences of lengths {lengths}: expected at least one, of at least 1 token each")
+    bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(torch.cuda.current_device())
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(lengths),
+    )
+
+
+def pad_multiple(sizes: ParallelSizes) -> int:
+    """The tokens of a packed row, or the length of a padded batch, must be a multiple of this.
+
+    Sequence parallelism cuts the tokens into TP equal parts, context parallelism into 2·CP before that. Fill a packed
+    row with one more sequence of padding tokens, a padded batch on the right.
+    """
+    return sizes.tp * (2 * sizes.cp if sizes.cp > 1 else 1)
+
+
+def forward(chunk: torch.nn.Module, tokens: torch.Tensor, packed: PackedSeqParams | None = None) -> torch.Tensor:
+    """Runs one chunk, bare or wrapped; with pipeline parallelism, inside Megatron's schedule.
+
+    `tokens` int64 `[b, s]`, padded on the right, or packed `[1, t]` with the bounds in `packed`. Positions count from 0
+    in each sequence. The last chunk of the last stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype,
+    this TP rank's columns (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0); the others
+    return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
+    """
+    return chunk(input_ids=tokens, position_ids=None, attention_mask=None, packed_seq_params=packed)

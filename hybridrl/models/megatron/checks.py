@@ -1,0 +1,92 @@
+"""What Megatron-core cannot compute, or would compute wrongly without saying so."""
+
+from collections.abc import Iterator
+
+from hybridrl.config.schema import Config
+from hybridrl.models.spec import ModelSpec
+
+FAMILIES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Families whose Megatron form is tested against transformers."""
+DTYPES = ("float32", "bfloat16")
+RECOMPUTE = ("none", "selective", "full")
+
+
+def problems(spec: ModelSpec, config: Config, *, on_cpu: bool) -> list[str]:
+    """Every reason why this model cannot be trained so: the setting, what was found, what is supported."""
+    return [*_model_problems(spec), *_config_problems(config, on_cpu), *_parallel_problems(spec, config)]
+
+
+def _model_problems(spec: ModelSpec) -> Iterator[str]:
+    if spec.family not in FAMILIES:
+        yield f"model_type={spec.family!r}; supported in training: {', '.join(FAMILIES)}"
+    if spec.mla is not None:
+        yield "multi-head latent attention; supported in training: grouped-query attention"
+    if spec.mtp_layers:
+        yield f"mtp_layers={spec.mtp_layers}; supported in training: 0"
+    if spec.partial_rotary_factor != 1.0:
+        yield f"partial_rotary_factor={spec.partial_rotary_factor}; supported in training: 1.0"
+    kind = (spec.rope_scaling or {}).get("rope_type", "default")
+    if kind not in ("default", "llama3"):
+        yield f"rope_type={kind!r}; supported in training: 'default' or 'llama3'"
+    if spec.moe is None:
+        return
+    if spec.moe.score_function != "softmax" or spec.moe.correction_bias:
+        yield (
+            f"router score {spec.moe.score_function!r} with correction_bias={spec.moe.correction_bias}; supported in "
+            "training: 'softmax' without a bias"
+        )
+    if spec.moe.shared_ffn_size or spec.moe.num_groups > 1 or spec.moe.routed_scaling_factor != 1.0:
+        yield (
+            f"shared_ffn_size={spec.moe.shared_ffn_size}, num_groups={spec.moe.num_groups}, routed_scaling_factor="
+            f"{spec.moe.routed_scaling_factor}; supported in training: 0, 1, 1.0"
+        )
+    if spec.moe.top_k == 1 and spec.moe.norm_topk_prob:
+        yield (
+            "num_experts_per_tok=1 with norm_topk_prob=true: the one weight is always 1 and the router learns nothing; "
+            "supported: at least 2 experts a token, or norm_topk_prob=false"
+        )
+
+
+def _config_problems(config: Config, on_cpu: bool) -> Iterator[str]:
+    if config.model.dtype not in DTYPES:
+        yield f"model.dtype={config.model.dtype!r}; supported: {', '.join(DTYPES)}"
+    if config.model.recompute not in RECOMPUTE:
+        yield f"model.recompute={config.model.recompute!r}; supported: {', '.join(RECOMPUTE)}"
+    if on_cpu and config.parallel.cp > 1:
+        yield f"parallel.cp={config.parallel.cp} on a CPU; supported there: 1"
+
+
+def _parallel_problems(spec: ModelSpec, config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    sequence_parallel = uses_sequence_parallel(config)
+    if spec.num_heads % parallel.tp:
+        yield f"parallel.tp={parallel.tp} does not divide num_attention_heads={spec.num_heads}"
+    if spec.num_kv_heads % parallel.tp and parallel.tp % spec.num_kv_heads:
+        yield (
+            f"parallel.tp={parallel.tp}, num_key_value_heads={spec.num_kv_heads}: one must be a multiple of the other"
+        )
+    if sequence_parallel and parallel.tp == 1:
+        yield "parallel.sequence_parallel=true with parallel.tp=1; supported: TP of at least 2"
+    if (spec.moe is None or not all(spec.moe.layers)) and spec.ffn_size % parallel.tp:
+        yield f"parallel.tp={parallel.tp} does not divide intermediate_size={spec.ffn_size}"
+    if spec.moe is None:
+        if parallel.ep > 1:
+            yield f"parallel.ep={parallel.ep} for a model without experts; supported: 1"
+        return
+    if spec.moe.num_experts % parallel.ep:
+        yield f"parallel.ep={parallel.ep} does not divide num_experts={spec.moe.num_experts}"
+    if spec.moe.ffn_size % parallel.etp:
+        yield f"parallel.etp={parallel.etp} does not divide the experts' intermediate_size={spec.moe.ffn_size}"
+    if parallel.tp > 1 and not sequence_parallel:
+        yield f"parallel.tp={parallel.tp} with experts; supported: with parallel.sequence_parallel=true"
+    if parallel.ep == 1 and parallel.etp != parallel.tp:
+        yield (
+            f"parallel.etp={parallel.etp}, parallel.tp={parallel.tp}, parallel.ep=1: Megatron never sums the gradients "
+            "of the experts' copies there, and training would be silently wrong; supported: etp equal to tp, or ep > 1"
+        )
+
+
+def uses_sequence_parallel(config: Config) -> bool:
+    """The setting, or where it is None whether TP > 1."""
+    setting = config.parallel.sequence_parallel
+    return config.parallel.tp > 1 if setting is None else setting

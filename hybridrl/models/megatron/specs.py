@@ -1,0 +1,57 @@
+"""Which modules a Megatron block is made of: ours behind the local specification, or Transformer Engine's."""
+
+import copy
+from functools import cache
+from typing import Any
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from hybridrl.models.megatron.attention import CausalAttention
+from hybridrl.models.megatron.norm import RMSNorm
+from hybridrl.models.spec import ModelSpec
+
+
+def block_spec(spec: ModelSpec, config: TransformerConfig, *, chunk: int | None = None) -> TransformerBlockSubmodules:
+    """The layers of this pipeline rank (with interleaving, of its model chunk `chunk`), dense or with experts each."""
+    local = config.transformer_impl == "local"
+    block = copy.deepcopy(
+        get_gpt_decoder_block_spec(
+            config, use_transformer_engine=not local, normalization=config.normalization, vp_stage=chunk
+        )
+    )
+    for layer in block.layer_specs:
+        if local:
+            _use_local_modules(layer.submodules, qk_norm=spec.qk_norm)
+        _add_biases(layer.submodules, spec)
+    if local:
+        block.layer_norm = RMSNorm
+    return block
+
+
+def _use_local_modules(layer: Any, *, qk_norm: bool) -> None:
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = CausalAttention
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+
+
+def _add_biases(layer: Any, spec: ModelSpec) -> None:
+    """Megatron has one switch for the biases of all projections; these models have them projection by projection."""
+    attention = layer.self_attention.submodules
+    if spec.output_bias:
+        attention.linear_proj = _with_bias(attention.linear_proj)
+    if spec.mlp_bias and layer.mlp.module is MLP:
+        mlp = layer.mlp.submodules
+        mlp.linear_fc1, mlp.linear_fc2 = _with_bias(mlp.linear_fc1), _with_bias(mlp.linear_fc2)
+
+
+@cache
+def _with_bias(linear: type) -> type:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        linear.__init__(self, *args, **{**kwargs, "bias": True})  # type: ignore[misc]
+
+    return type(f"{linear.__name__}WithBias", (linear,), {"__init__": init})
