@@ -1,0 +1,128 @@
+"""What an update minimises: from the algorithm's configuration to a weighted sum over tokens.
+
+Weights are taken over the whole batch (`hybridrl.algorithms.aggregate`), so a loss over one micro-batch is its share of
+the whole, and so are the metrics: shares of all micro-batches of all ranks add up to the loss and to each metric.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hybridrl.algorithms.kl import KL_ESTIMATORS
+from hybridrl.algorithms.policy_losses import POLICY_LOSSES
+from hybridrl.algorithms.supervised import sft
+from hybridrl.config.schema import AlgorithmConfig
+
+Shares = tuple[Tensor, dict[str, Tensor]]
+
+
+class Loss(Protocol):
+    """The loss of one update."""
+
+    aggregate: str
+    """How tokens are weighed: a registered aggregation."""
+    aggregate_length: int | None
+    fields: tuple[str, ...]
+    """Fields that rows must have, `weights` aside."""
+
+    def __call__(
+        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+    ) -> Shares:
+        """A micro-batch's share of the loss (scalar, differentiable) and of each metric (scalars, detached).
+
+        Args:
+            log_probs, entropy: float32, any one shape; of the tokens under the current weights.
+            fields: as `log_probs`, `weights` among them; entries outside the mask may hold anything.
+            mask: bool, trained tokens.
+            share: 1 / trained tokens of the whole batch, for metrics that are means over tokens.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient:
+    """A policy loss, a KL loss and an entropy bonus, as an algorithm's configuration says."""
+
+    config: AlgorithmConfig
+    aggregate_length: int | None = None
+
+    @property
+    def aggregate(self) -> str:
+        return self.config.aggregate
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        reference = ("ref_log_probs",) if self.config.kl.where == "loss" else ()
+        return ("advantages", "old_log_probs", *reference)
+
+    def __call__(
+        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+    ) -> Shares:
+        new, entropy, known = _masked(log_probs, entropy, fields, mask)
+        algorithm, weights = self.config, known["weights"]
+        policy = POLICY_LOSSES[algorithm.policy_loss](
+            new,
+            known["old_log_probs"],
+            known["advantages"],
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+        )
+        loss = (weights * policy.loss).sum()
+        metrics = {
+            "loss/policy": loss.detach(),
+            "entropy": share * entropy.detach().sum(),
+            "ratio/mean": share * (policy.ratio * mask).sum(),
+            "ratio/clipped": share * (policy.clipped & mask).sum(),
+        }
+        kl_metric = torch.zeros_like(metrics["loss/policy"])
+        if algorithm.kl.where == "loss":
+            kl = (weights * KL_ESTIMATORS[algorithm.kl.estimator](new, known["ref_log_probs"])).sum()
+            loss = loss + algorithm.kl.coef * kl
+            kl_metric = kl.detach()
+        metrics["loss/kl"] = kl_metric
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * (weights * entropy).sum()
+        metrics["loss/total"] = loss.detach()
+        return loss, metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervised:
+    """Negative log-likelihood of demonstrations."""
+
+    aggregate: str = "token_mean"
+    aggregate_length: int | None = None
+    fields: tuple[str, ...] = ()
+
+    def __call__(
+        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+    ) -> Shares:
+        new, entropy, known = _masked(log_probs, entropy, fields, mask)
+        loss = (known["weights"] * sft(new)).sum()
+        return loss, {
+            "loss/sft": loss.detach(),
+            "loss/total": loss.detach(),
+            "entropy": share * entropy.detach().sum(),
+        }
+
+
+def make_loss(algorithm: AlgorithmConfig, max_response_length: int) -> PolicyGradient | Supervised:
+    """The loss of `algorithm.name`; ValueError lists the known names."""
+    length = max_response_length if algorithm.aggregate_length is None else algorithm.aggregate_length
+    if algorithm.name == "grpo":
+        return PolicyGradient(config=algorithm, aggregate_length=length)
+    if algorithm.name == "sft":
+        return Supervised(aggregate=algorithm.aggregate, aggregate_length=length)
+    raise ValueError(f"algorithm.name={algorithm.name!r} is none of grpo, sft")
+
+
+def _masked(
+    log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The inputs with 0 outside the mask, so that nothing there reaches the loss or a gradient, NaN included."""
+    zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
+    known = {name: torch.where(mask, value, zero) for name, value in fields.items()}
+    return torch.where(mask, log_probs, zero), torch.where(mask, entropy, zero), known

@@ -1,0 +1,86 @@
+"""Rows: token sequences with what a loss needs to know of each token. NumPy, alike on all ranks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridrl.rollout.samples import Sample
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Tokens = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sequence, prompt and response. Entry i of every array is about token i.
+
+    Token 0 is never trained, since nothing predicts it. Raises ValueError where arrays differ in length, the sequence
+    is empty or token 0 is marked.
+    """
+
+    index: int
+    """Position in the global batch: results come back in this order."""
+    token_ids: Tokens
+    """[length] int64."""
+    mask: Bools
+    """[length] bool: True for trained tokens."""
+    fields: dict[str, Floats] = field(default_factory=dict)
+    """[length] float32 each: `advantages`, `old_log_probs`, `ref_log_probs`, `rollout_log_probs`, `weights`. Entries
+    of tokens that are not trained mean nothing."""
+
+    def __post_init__(self) -> None:
+        shapes = {name: array.shape for name, array in {"mask": self.mask, **self.fields}.items()}
+        wrong = {name: shape for name, shape in shapes.items() if shape != (len(self),)}
+        if wrong:
+            raise ValueError(f"row {self.index} has {len(self)} tokens, but {wrong}")
+        if len(self) == 0:
+            raise ValueError(f"row {self.index} has no tokens")
+        if self.mask[0]:
+            raise ValueError(f"row {self.index}: token 0 is marked as trained, but no token before it predicts it")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def trained(self) -> int:
+        """Number of trained tokens."""
+        return int(self.mask.sum())
+
+    def with_fields(self, **fields: "Floats | float") -> Self:
+        """A copy with further fields; a number stands for itself on every token."""
+        arrays = {
+            name: np.broadcast_to(np.asarray(value, np.float32), self.mask.shape)
+            if np.ndim(value) == 0
+            else np.asarray(value, np.float32)
+            for name, value in fields.items()
+        }
+        return replace(self, fields={**self.fields, **arrays})
+
+
+def rows_from_samples(samples: Sequence[Sample]) -> list[Row]:
+    """One row a sample, in order, with `rollout_log_probs`. A failed sample keeps its place and trains nothing."""
+    rows = []
+    for index, sample in enumerate(samples):
+        prompt = len(sample.prompt.token_ids)
+        kept = not sample.failed
+        rows.append(
+            Row(
+                index=index,
+                token_ids=np.asarray([*sample.prompt.token_ids, *sample.response_ids], np.int64),
+                mask=np.asarray([False] * prompt + [kept and m for m in sample.mask], np.bool_),
+                fields={"rollout_log_probs": np.asarray([0.0] * prompt + list(sample.log_probs), np.float32)},
+            )
+        )
+    return rows
+
+
+def rows_from_examples(examples: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> list[Row]:
+    """One row a demonstration, given as token ids and a mask of the tokens to learn."""
+    return [
+        Row(index=i, token_ids=np.asarray(token_ids, np.int64), mask=np.asarray(mask, np.bool_))
+        for i, (token_ids, mask) in enumerate(examples)
+    ]
