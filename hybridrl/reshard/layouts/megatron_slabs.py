@@ -32,9 +32,7 @@ def dense_problems(spec: ModelSpec, sizes: ParallelSizes) -> list[str]:
     if not all(spec.is_moe_layer(i) for i in range(spec.num_layers)) and spec.ffn_size % tp:
         found.append(f"intermediate_size={spec.ffn_size} is not a multiple of tp={tp}")
     if spec.moe is None:
-        return found + [
-            f"{k}={v} for a model without experts" for k, v in (("ep", sizes.ep), ("etp", sizes.etp)) if v > 1
-        ]
+        return found + ([f"ep={sizes.ep} for a model without experts"] if sizes.ep > 1 else [])
     if spec.moe.num_experts % sizes.ep:
         found.append(f"num_experts={spec.moe.num_experts} is not a multiple of ep={sizes.ep}")
     if spec.moe.ffn_size % sizes.etp:
