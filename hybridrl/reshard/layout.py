@@ -5,11 +5,11 @@ Ranks are those of the one `torch.distributed` world. The two views agree: `piec
 `holders(tensor)` lists, for one tensor, each distinct piece with all the ranks that hold it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from hybridrl.models.weights import Param, Piece, WeightMap
+from hybridrl.models.weights import Param, Piece, Tensor, WeightMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,15 @@ class Layout(Protocol):
 
     def holders(self, tensor: str) -> Sequence[Holder]:
         """All distinct pieces of a tensor and who holds them. Empty if no rank stores it. KeyError if unknown."""
+
+
+@runtime_checkable
+class ClassedLayout(Layout, Protocol):
+    """A layout that says which of its tensors lie alike, so that a planner need look at one of each kind only."""
+
+    def alike(self, tensor: Tensor) -> Hashable:
+        """Tensors of equal shape with equal keys have holders that differ in nothing but names and expert offsets.
+
+        In the same order, they have the same boxes, ranks and numbers of dimensions. All parameters that hold tensors
+        of one role have one dtype.
+        """

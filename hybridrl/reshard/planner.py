@@ -1,0 +1,128 @@
+"""The planner: from two layouts to what each rank does. Pure: no torch, no communication, no framework.
+
+    planner = Planner(source, destination, bucket_bytes=2**28, ranks_per_node=8)
+    plan = planner.plan(rank)
+
+A planner surveys both layouts once (the part that all ranks compute alike) and then plans for any rank, on any
+machine. What a rank receives is exactly what it needs and has not: the lower bound. What it needs twice (a tied head
+beside the embedding) it receives once.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hybridrl.models.weights import ITEM_BYTES
+from hybridrl.reshard.assembly import Assembler, Streams
+from hybridrl.reshard.layout import Layout
+from hybridrl.reshard.local import Shard, find_aliases, find_fills
+from hybridrl.reshard.moves import Move
+from hybridrl.reshard.plan import Alias, Copy, Derived, Plan, Round
+from hybridrl.reshard.rounds import Stream, count_rounds, make_rounds
+from hybridrl.reshard.routes import Routes
+from hybridrl.reshard.survey import survey
+
+DEFAULT_BUCKET_BYTES = 256 * 2**20
+
+
+class Planner:
+    """Plans the movement of all weights of a model from one layout to another.
+
+    Args:
+        source, destination: their ranks may be equal, overlap or be disjoint.
+        bucket_bytes: most bytes that a rank may stage for sending, and again for receiving, in one round.
+        ranks_per_node: ranks `n·ranks_per_node …` share node `n`, within which they prefer to exchange; None where all
+            ranks are equally near.
+        alias: whether the destination may use the source's storage where the two are the same bytes.
+
+    Raises PlanError, which names every tensor that could not arrive whole, and BucketError.
+    """
+
+    def __init__(
+        self,
+        source: Layout,
+        destination: Layout,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        ranks_per_node: int | None = None,
+        alias: bool = True,
+    ) -> None:
+        for name, value in (("bucket_bytes", bucket_bytes), ("ranks_per_node", ranks_per_node)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.source = source
+        self.destination = destination
+        self.bucket_bytes = bucket_bytes
+        self.ranks_per_node = ranks_per_node
+        self.alias = alias
+        self.world = 1 + max(*source.ranks, *destination.ranks)
+        self.routes = Routes(survey(source, destination), self.world, ranks_per_node)
+        dtypes = {route.need.wire_dtype for _, served in self.routes.kinds for route in served if route.flows}
+        self.item_bytes = max((ITEM_BYTES[dtype] for dtype in dtypes), default=1)
+        self.direct_rounds = count_rounds(self.routes.direct, bucket_bytes, self.item_bytes)
+        self.relay_rounds = count_rounds(self.routes.relayed, bucket_bytes, self.item_bytes)
+        self._source_ranks = frozenset(source.ranks)
+        self._destination_ranks = frozenset(destination.ranks)
+        self._last_shards: tuple[int, tuple[Shard, Shard]] = -1, (({}, ()), ({}, ()))
+
+    def plan(self, rank: int) -> Plan:
+        """What `rank` does; nothing, for a rank of neither layout.
+
+        Raises PlanError where the destination's parameters on this rank would not be covered exactly once.
+        """
+        aliases = self.aliases(rank)
+        aliased = [alias.destination for alias in aliases]
+        moves = Assembler(self.source, self.destination, rank, aliased).collect(self.routes)
+        return Plan(
+            rank=rank,
+            bucket_bytes=self.bucket_bytes,
+            aliases=aliases,
+            copies=_copies(moves.copies),
+            fills=find_fills(rank, self._shards(rank)[1]),
+            rounds=(
+                *self._rounds(rank, moves.direct, relay=False),
+                *self._rounds(rank, moves.relayed, relay=True),
+            ),
+            echoes=_copies(moves.echoes),
+            derived=self._derived(rank),
+            planner=self,
+        )
+
+    def aliases(self, rank: int) -> tuple[Alias, ...]:
+        """The rank's aliases alone, which cost less than its plan."""
+        return find_aliases(*self._shards(rank)) if self.alias else ()
+
+    def inverse(self) -> "Planner":
+        """The planner of the way back, with the same limits. Raises as a planner of the exchanged layouts would."""
+        return Planner(
+            self.destination,
+            self.source,
+            bucket_bytes=self.bucket_bytes,
+            ranks_per_node=self.ranks_per_node,
+            alias=self.alias,
+        )
+
+    def _shards(self, rank: int) -> tuple[Shard, Shard]:
+        """The rank's parameters and pieces on both sides, empty where it takes no part."""
+        if self._last_shards[0] != rank:
+            source = _shard(self.source, rank) if rank in self._source_ranks else ({}, ())
+            destination = _shard(self.destination, rank) if rank in self._destination_ranks else ({}, ())
+            self._last_shards = rank, (source, destination)
+        return self._last_shards[1]
+
+    def _derived(self, rank: int) -> tuple[Derived, ...]:
+        listed: Callable[[int], Sequence[Derived]] | None = getattr(self.destination, "derived", None)
+        return tuple(listed(rank)) if listed and rank in self._destination_ranks else ()
+
+    def _rounds(self, rank: int, streams: Streams, *, relay: bool) -> list[Round]:
+        traffic = self.routes.relayed if relay else self.routes.direct
+        count = self.relay_rounds if relay else self.direct_rounds
+        sends = {p: Stream(moves, int(traffic[rank, p])) for p, moves in streams.sends.items()}
+        receives = {p: Stream(moves, int(traffic[p, rank])) for p, moves in streams.receives.items()}
+        return make_rounds(sends, receives, count, self.item_bytes, relay=relay)
+
+
+def _shard(layout: Layout, rank: int) -> Shard:
+    return layout.params(rank), layout.pieces(rank)
+
+
+def _copies(moves: Sequence[Move]) -> tuple[Copy, ...]:
+    return tuple(Copy(move.source, move.destination) for move in moves)
