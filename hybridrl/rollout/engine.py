@@ -29,7 +29,7 @@ class Engine(Protocol):
         """This rank's live parameters (and buffers) under the layout's names; written in place by a weight sync."""
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """One sample a request. Raises EngineStateError while asleep or before the weights of this version are whole."""
+        """One sample a request. Raises EngineStateError while asleep or before the weights are published."""
 
     def sleep(self) -> None:
         """Gives back memory that only generation needs (KV cache; weights where they are the engine's own)."""
