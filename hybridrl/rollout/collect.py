@@ -1,0 +1,174 @@
+"""From prompts to samples over all replicas: requests are made alike on every rank, spread, generated and shared.
+
+A rank may judge its samples between `generate_local` and `share`: rewards travel with them. `generate_all` is the two
+at once.
+"""
+
+from collections import Counter
+from collections.abc import Sequence, Sized
+
+import torch
+import torch.distributed as dist
+
+from hybridrl.config.schema import RolloutConfig
+from hybridrl.rollout import wire
+from hybridrl.rollout.engine import Engine
+from hybridrl.rollout.samples import Finish, Prompt, Request, Sample, SamplingParams
+from hybridrl.rollout.seeds import sample_seed
+
+
+def make_requests(
+    prompts: Sequence[Prompt], config: RolloutConfig, *, seed: int, step: int, eos_ids: Sequence[int]
+) -> list[Request]:
+    """`config.n` requests a prompt, prompt by prompt, each with a seed of its own; the same list on every rank.
+
+    `seed` is the run's. A response ends with any of `eos_ids` or of `config.stop_token_ids`.
+
+    Raises ValueError that lists repeated prompt ids and prompts longer than `config.max_prompt_length` (dropping or
+    cutting them is for the data to decide), or if nothing could end a response early.
+    """
+    problems = [f"prompt id {i} occurs {n} times" for i, n in Counter(p.id for p in prompts).items() if n > 1]
+    problems += [
+        f"prompt {p.id} has {len(p.token_ids)} tokens, rollout.max_prompt_length is {config.max_prompt_length}"
+        for p in prompts
+        if len(p.token_ids) > config.max_prompt_length
+    ]
+    stop = tuple(sorted({*eos_ids, *config.stop_token_ids}))
+    if not stop:
+        problems.append(
+            "no token ends a response: neither generation_config.json nor config.json names an eos_token_id; give "
+            "rollout.stop_token_ids"
+        )
+    if problems:
+        raise ValueError("; ".join(problems))
+    params = SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_new_tokens=config.max_response_length,
+        stop_token_ids=stop,
+    )
+    return [
+        Request(prompt=prompt, index=index, seed=sample_seed(seed, step, prompt.id, index), params=params)
+        for prompt in prompts
+        for index in range(config.n)
+    ]
+
+
+def split(requests: Sequence[Request], num_replicas: int) -> list[list[int]]:
+    """For each replica, ascending, the indices of the requests that it answers; each request once.
+
+    A prompt's requests stay together, so that its prefill is shared. Groups go, the costliest first, to the replica
+    with the least cost so far (longest processing time first: Graham 1969, at most 4/3 of the best balance), where a
+    request costs its prompt and its longest response. Ties go to the first: all ranks compute the same.
+    """
+    if num_replicas < 1:
+        raise ValueError(f"num_replicas={num_replicas} must be at least 1")
+    groups: dict[int, list[int]] = {}
+    costs: Counter[int] = Counter()
+    for i, request in enumerate(requests):
+        groups.setdefault(request.prompt.id, []).append(i)
+        costs[request.prompt.id] += len(request.prompt.token_ids) + max(request.params.max_new_tokens, 0)
+    load = [0] * num_replicas
+    shares: list[list[int]] = [[] for _ in range(num_replicas)]
+    for prompt_id in sorted(groups, key=lambda i: -costs[i]):
+        least = load.index(min(load))
+        shares[least] += groups[prompt_id]
+        load[least] += costs[prompt_id]
+    return [sorted(share) for share in shares]
+
+
+def generate_local(engine: Engine, requests: Sequence[Request]) -> list[Sample]:
+    """This replica's samples, in the order of its share of the requests; empty if it has none.
+
+    Raises ValueError that lists every sample that does not answer its request.
+    """
+    mine = [requests[i] for i in split(requests, engine.num_replicas)[engine.replica]]
+    samples = engine.generate(mine) if mine else []
+    check_samples(mine, samples)
+    return samples
+
+
+def check_samples(requests: Sequence[Request], samples: Sequence[Sample]) -> None:
+    """Raises ValueError that lists what is wrong with an engine's answer: count, order, lengths, limits and stops."""
+    if len(samples) != len(requests):
+        raise ValueError(f"{len(requests)} requests were answered by {len(samples)} samples")
+    problems = [
+        f"prompt {r.prompt.id}, sample {r.index}: {problem}"
+        for r, s in zip(requests, samples, strict=True)
+        for problem in _problems(r, s)
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _problems(request: Request, sample: Sample) -> list[str]:
+    if (sample.prompt.id, sample.index) != (request.prompt.id, request.index):
+        return [f"was answered by prompt {sample.prompt.id}, sample {sample.index}"]
+    found = []
+    tokens = len(sample.response_ids)
+    lengths: dict[str, Sized] = {"log_probs": sample.log_probs, "versions": sample.versions, "mask": sample.mask}
+    found += [f"{tokens} tokens came with {len(v)} {name}" for name, v in lengths.items() if len(v) != tokens]
+    if tokens > max(request.params.max_new_tokens, 0):
+        found.append(f"{tokens} tokens exceed max_new_tokens={request.params.max_new_tokens}")
+    if sample.finish is Finish.STOP and (not tokens or sample.response_ids[-1] not in request.params.stop_token_ids):
+        found.append(f"finished by {sample.finish} without a stop token at its end")
+    return found
+
+
+def share(
+    local: Sequence[Sample],
+    requests: Sequence[Request],
+    *,
+    replica: int = 0,
+    num_replicas: int = 1,
+    group: dist.ProcessGroup | None = None,
+) -> list[Sample]:
+    """All samples of the step, on every rank of `group` alike, in the order of `requests`.
+
+    `local` is what `generate_local` returned on this rank, judged or not. Where several ranks make up a replica, the
+    samples, and so the rewards, of its lowest rank count. Every rank joins the same two collectives, also one without
+    samples. Prompts do not travel: every rank has the requests. Log-probs travel as fp32, rewards as fp64.
+
+    Raises ValueError on every rank if a replica's samples are not those of its share, or a replica has no rank.
+    """
+    assignment = split(requests, num_replicas)
+    shares = _gather(replica, wire.encode(local), group)
+    missing = sorted(set(range(num_replicas)) - set(shares))
+    if missing or len(shares) != num_replicas:
+        raise ValueError(f"replicas {sorted(shares)} shared their samples, expected 0 to {num_replicas - 1}")
+    samples: list[Sample | None] = [None] * len(requests)
+    for index, data in sorted(shares.items()):
+        mine = [requests[i] for i in assignment[index]]
+        try:
+            for i, sample in zip(assignment[index], wire.decode(data, mine), strict=True):
+                samples[i] = sample
+        except ValueError as error:
+            raise ValueError(f"replica {index}: {error}") from error
+    return [sample for sample in samples if sample is not None]
+
+
+def generate_all(engine: Engine, requests: Sequence[Request], group: dist.ProcessGroup | None = None) -> list[Sample]:
+    """`generate_local`, then `share`: all samples on every rank, in the order of the requests."""
+    local = generate_local(engine, requests)
+    return share(local, requests, replica=engine.replica, num_replicas=engine.num_replicas, group=group)
+
+
+def _gather(replica: int, data: bytes, group: dist.ProcessGroup | None) -> dict[int, bytes]:
+    """Every replica's bytes, from the lowest rank of each. In a world of one, or none, just this one's."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return {replica: data}
+    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    world = dist.get_world_size(group)
+    header = torch.tensor([replica, len(data)], dtype=torch.int64, device=device)
+    headers = [torch.empty_like(header) for _ in range(world)]
+    dist.all_gather(headers, header, group=group)
+    replicas = [int(h[0]) for h in headers]
+    leaders = {r: replicas.index(r) for r in replicas}
+    sizes = [int(h[1]) if leaders[r] == rank else 0 for rank, (r, h) in enumerate(zip(replicas, headers, strict=True))]
+    mine = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    if leaders[replica] == dist.get_rank(group):
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    bodies = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(bodies, mine, group=group)
+    return {r: bodies[rank][: sizes[rank]].cpu().numpy().tobytes() for r, rank in leaders.items()}
