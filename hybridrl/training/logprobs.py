@@ -46,7 +46,7 @@ def token_log_probs(
     """
     if temperature <= 0:
         raise ValueError(f"rollout.temperature={temperature} must be above 0 for training")
-    log_probs, entropy = _TokenLogProbs.apply(logits, targets, vocabulary, temperature, chunk)  # type: ignore[no-untyped-call]
+    log_probs, entropy = _TokenLogProbs.apply(logits, targets, vocabulary, temperature, chunk)
     return log_probs, entropy
 
 

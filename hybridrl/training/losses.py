@@ -22,11 +22,21 @@ Shares = tuple[Tensor, dict[str, Tensor]]
 class Loss(Protocol):
     """The loss of one update."""
 
-    aggregate: str
-    """How tokens are weighed: a registered aggregation."""
-    aggregate_length: int | None
-    fields: tuple[str, ...]
-    """Fields that rows must have, `weights` aside."""
+    @property
+    def aggregate(self) -> str:
+        """How tokens are weighed: a registered aggregation."""
+
+    @property
+    def aggregate_length(self) -> int | None:
+        """L of `seq_mean_token_sum_norm`."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that rows must have, `weights` aside."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what it reports."""
 
     def __call__(
         self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
@@ -56,6 +66,10 @@ class PolicyGradient:
     def fields(self) -> tuple[str, ...]:
         reference = ("ref_log_probs",) if self.config.kl.where == "loss" else ()
         return ("advantages", "old_log_probs", *reference)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("loss/total", "loss/policy", "loss/kl", "entropy", "ratio/mean", "ratio/clipped")
 
     def __call__(
         self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
@@ -96,6 +110,7 @@ class Supervised:
     aggregate: str = "token_mean"
     aggregate_length: int | None = None
     fields: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("loss/total", "loss/sft", "entropy")
 
     def __call__(
         self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float

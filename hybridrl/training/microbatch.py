@@ -7,6 +7,7 @@ leaks from a row into the next one of a pack.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
 
 import numpy as np
@@ -74,7 +75,8 @@ def make_micro_batch(
     if missing:
         raise KeyError(f"rows lack {sorted(missing)}, which the loss needs; they have {sorted(chosen[0].fields)}")
     lengths = [len(row) for row in chosen]
-    shape, starts, pack = _place(lengths, packing, pad_multiple)
+    shape = micro_batch_shape(lengths, packing=packing, pad_multiple=pad_multiple)
+    starts, pack = _place(lengths, packing, shape[1])
     tokens, position_ids, labels = (np.zeros(shape, np.int64) for _ in range(3))
     mask = np.zeros(shape, np.bool_)
     extra = {name: np.zeros(shape, np.float32) for name in fields}
@@ -100,17 +102,22 @@ def make_micro_batch(
     )
 
 
-def _place(
-    lengths: Sequence[int], packing: bool, multiple: int
-) -> tuple[tuple[int, int], tuple[tuple[int, int], ...], tuple[int, ...] | None]:
-    """Shape, (b, s) of each row, and the lengths of the pack's sequences (None where padded)."""
+def micro_batch_shape(lengths: Sequence[int], *, packing: bool, pad_multiple: int = 1) -> tuple[int, int]:
+    """(b, s) of a micro-batch of rows of these lengths, padding included."""
     used = sum(lengths) if packing else max(lengths, default=0)
-    width = max(ceil(used / multiple), 1) * multiple
+    width = max(ceil(used / pad_multiple), 1) * pad_multiple
+    return (1 if packing else max(len(lengths), 1)), width
+
+
+def _place(
+    lengths: Sequence[int], packing: bool, width: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...] | None]:
+    """(b, s) of each row, and the lengths of the pack's sequences (None where padded)."""
     if not packing:
-        return (max(len(lengths), 1), width), tuple((b, 0) for b in range(len(lengths))), None
-    starts = tuple((0, sum(lengths[:i])) for i in range(len(lengths)))
-    padding = width - used
-    return (1, width), starts, tuple(lengths) + ((padding,) if padding else ())
+        return tuple((b, 0) for b in range(len(lengths))), None
+    stops = tuple(accumulate(lengths, initial=0))
+    padding = width - stops[-1]
+    return tuple((0, stop) for stop in stops[:-1]), tuple(lengths) + ((padding,) if padding else ())
 
 
 def _count_on(

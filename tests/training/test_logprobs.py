@@ -86,6 +86,4 @@ def test_no_tokens():
 def test_temperature_of_zero_is_refused(temperature):
     targets = torch.zeros(1, dtype=torch.long)
     with pytest.raises(ValueError, match=r"rollout.temperature"):
-        token_log_probs(
-            torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), Vocabulary(size=2), temperature=temperature
-        )
+        token_log_probs(torch.zeros(1, 2), targets, Vocabulary(size=2), temperature=temperature)

@@ -1,0 +1,116 @@
+"""Running a batch through a model that is spread over the world: forward, or forward and backward, by a schedule."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hybridrl.parallel import compat as compat  # isort: skip - must precede megatron.core
+
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from hybridrl.config.schema import Config
+from hybridrl.models.megatron.build import forward, packed_seq_params, pad_multiple
+from hybridrl.models.spec import ModelSpec
+from hybridrl.parallel.groups import Groups
+from hybridrl.training.logprobs import Vocabulary, token_log_probs
+from hybridrl.training.microbatch import MicroBatch, make_micro_batch, micro_batch_shape
+from hybridrl.training.rows import Row
+from hybridrl.training.schedule import Schedule, schedule
+
+Consume = Callable[[MicroBatch, Tensor, Tensor], Tensor]
+"""`(micro_batch, log_probs [b, s], entropy [b, s]) -> loss`, called on the last pipeline stage, alike on TP ranks."""
+
+
+class Passes:
+    """How batches run through the chunks of one model. Every path that yields log-probs goes through here, so that all
+    of them use the rollout's temperature."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], config: Config, spec: ModelSpec, groups: Groups) -> None:
+        if groups.sizes.cp > 1:
+            raise ValueError(f"parallel.cp={groups.sizes.cp}: training cuts no sequence yet; expected 1")
+        self.chunks = list(chunks)
+        self.config = config
+        self.groups = groups
+        self.vocabulary = Vocabulary(
+            size=spec.vocab_size, rank=groups.coordinates.tp, ranks=groups.sizes.tp, group=groups.tp
+        )
+        self.pad_multiple = pad_multiple(groups.sizes)
+        self.device = next(self.chunks[0].parameters()).device
+
+    def schedule(self, rows: Sequence[Row]) -> Schedule:
+        """The micro-batches of all data-parallel ranks. Raises ValueError for token ids outside the vocabulary."""
+        size = self.vocabulary.size
+        bad = [r.index for r in rows if int(r.token_ids.min()) < 0 or int(r.token_ids.max()) >= size]
+        if bad:
+            raise ValueError(f"rows {bad[:8]} hold token ids outside the model's vocabulary of {size}")
+        trainer, sizes = self.config.trainer, self.groups.sizes
+        return schedule(
+            [len(row) for row in rows],
+            ranks=sizes.dp,
+            max_tokens=trainer.max_tokens_per_micro_batch,
+            packing=trainer.packing,
+            max_rows=trainer.micro_batch_size,
+            pad_multiple=self.pad_multiple,
+            count_multiple=sizes.pp if len(self.chunks) > 1 else 1,
+        )
+
+    def padded_tokens(self, rows: Sequence[Row], indices: Sequence[int]) -> int:
+        """Tokens that the model sees in a micro-batch, padding included."""
+        packing = self.config.trainer.packing
+        b, s = micro_batch_shape([len(rows[i]) for i in indices], packing=packing, pad_multiple=self.pad_multiple)
+        return b * s
+
+    def run(
+        self, rows: Sequence[Row], plan: Schedule, fields: Sequence[str], consume: Consume, *, backward: bool
+    ) -> None:
+        """Runs this rank's micro-batches of the plan; with `backward`, leaves the summed gradients in the buffers."""
+        mine = plan.micro_batches[self.groups.coordinates.dp]
+        iterators = [self._micro_batches(rows, mine, fields) for _ in self.chunks]
+        with torch.set_grad_enabled(backward):
+            get_forward_backward_func()(
+                forward_step_func=self._step(consume),
+                data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+                num_microbatches=plan.steps,
+                seq_length=self.config.trainer.max_tokens_per_micro_batch,  # shapes are sent along, this is not used
+                micro_batch_size=1,
+                forward_only=not backward,
+            )
+
+    def _micro_batches(
+        self, rows: Sequence[Row], steps: Sequence[Sequence[int]], fields: Sequence[str]
+    ) -> Iterator[MicroBatch]:
+        for indices in steps:
+            yield make_micro_batch(
+                rows,
+                indices,
+                fields,
+                packing=self.config.trainer.packing,
+                pad_multiple=self.pad_multiple,
+                device=self.device,
+            )
+
+    def _step(self, consume: Consume) -> Callable[..., Any]:
+        """Megatron's forward step: a micro-batch → the output, and the function that makes a loss of it."""
+
+        def step(batches: Iterator[MicroBatch], chunk: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            batch = next(batches)
+            packed = None if batch.lengths is None else packed_seq_params(batch.lengths)
+
+            def loss(logits: Tensor) -> tuple[Tensor, Tensor, None]:
+                log_probs, entropy = token_log_probs(
+                    logits.flatten(0, 1),
+                    batch.labels.flatten(),
+                    self.vocabulary,
+                    temperature=self.config.rollout.temperature,
+                    chunk=self.config.trainer.logprob_chunk,
+                )
+                share = consume(batch, log_probs.view_as(batch.labels), entropy.view_as(batch.labels))
+                # Megatron wants a number of tokens to divide by; `_sum_gradients` leaves it aside.
+                return share, torch.ones((), dtype=torch.int, device=self.device), None
+
+            return forward(chunk, batch.tokens, packed), loss
+
+        return step
