@@ -68,14 +68,25 @@ def gather(
     unknown, or the ranks' pieces do not make up a tensor.
     """
     wanted = [t.name for t in layout.weights] if names is None else list(names)
-    known = [layout.weights[name] for name in wanted if name in layout.weights]
-    problems = storage_problems(layout, params, rank)
-    problems += [f"tensor {name} is unknown to the layout" for name in wanted if name not in layout.weights]
+    agree("weights cannot be gathered", gather_problems(layout, params, rank, wanted))
+    return stream(layout, params, rank, wanted, bucket_bytes=bucket_bytes, to=to)
+
+
+def gather_problems(layout: Layout, params: Params, rank: int, names: Iterable[str]) -> list[str]:
+    """What `gather` raises: why these tensors could not be put together from the ranks' parameters."""
+    sources, found = Sources(layout), storage_problems(layout, params, rank)
+    for name in names:
+        known = name in layout.weights
+        found += sources.problems(layout.weights[name]) if known else [f"tensor {name} is unknown to the layout"]
+    return found
+
+
+def stream(
+    layout: Layout, params: Params, rank: int, names: Iterable[str], *, bucket_bytes: int, to: int | None
+) -> Iterator[tuple[Tensor, torch.Tensor]]:
+    """`gather` without its checks, for callers that made them already on every rank."""
     sources = Sources(layout)
-    for tensor in known:
-        problems += sources.problems(tensor)
-    agree("weights cannot be gathered", problems)
-    parts = (part for tensor in known for part in _parts(sources, tensor, bucket_bytes))
+    parts = (part for name in names for part in _parts(sources, layout.weights[name], bucket_bytes))
     return _stream(params, rank, _buckets(parts, bucket_bytes), to)
 
 

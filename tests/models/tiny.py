@@ -77,7 +77,9 @@ def tiny_folder(variant: str, dtype: str = "float32", **changes: Any) -> Path:
     return folder
 
 
-def make_folder(folder: Path, variant: str, dtype: str = "float32", max_shard_size: str = "5GB", **changes: Any) -> None:
+def make_folder(
+    folder: Path, variant: str, dtype: str = "float32", max_shard_size: str = "5GB", **changes: Any
+) -> None:
     """Writes a variant to an existing folder. The same values each time."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
