@@ -42,8 +42,9 @@ class Assembler:
     def __init__(self, source: Layout, destination: Layout, rank: int, aliased: Iterable[str]) -> None:
         self.rank = rank
         self.aliased = frozenset(aliased)
-        self._have = lru_cache(maxsize=4)(source.holders)
-        self._want = lru_cache(maxsize=4)(destination.holders)
+        # Every need of a kind asks for the same tensors.
+        self._have = lru_cache(maxsize=None)(source.holders)
+        self._want = lru_cache(maxsize=None)(destination.holders)
         self._copies: list[tuple[Order, Move]] = []
         self._echoes: list[tuple[Order, Move]] = []
         self._streams: dict[tuple[bool, bool], dict[int, list[tuple[Order, Move]]]] = {
@@ -53,6 +54,8 @@ class Assembler:
     def collect(self, routes: Routes) -> RankMoves:
         """The rank's part in all routes."""
         for kind, served in routes.kinds:
+            self._have.cache_clear()
+            self._want.cache_clear()
             for number, route in enumerate(served):
                 if self.rank not in route.ranks:
                     continue

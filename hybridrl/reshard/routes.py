@@ -25,8 +25,10 @@ Ranks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """`receivers` get a box from `sources`, dealt in turn: of the kind's `j`-th tensor, the `i`-th of `n` receivers gets
-    it from source `(j·n + i) mod len(sources)`."""
+    """`receivers` get a box from `sources`, who are dealt out in turn.
+
+    The `i`-th of `n` receivers gets the kind's `j`-th tensor from source `(j·n + i) mod len(sources)`.
+    """
 
     sources: Ranks
     receivers: Ranks

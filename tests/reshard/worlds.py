@@ -1,4 +1,4 @@
-"""A world of ranks in one process, for reshards: NumPy shards that hold element codes, and every rank's plan run on them.
+"""A world of ranks in one process: NumPy shards that hold element codes, and every rank's plan carried out on them.
 
 A code names one element of one tensor: after a reshard the destination's shards must be what filling them straight
 from the layout gives.

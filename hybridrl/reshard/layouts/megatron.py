@@ -6,7 +6,7 @@ that a rank may hold no key or value, or part of a head. Tied embeddings lie on 
 `output_layer.weight` on the last stage where that is another one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -111,6 +111,13 @@ class MegatronLayout:
             for piece in self._place_pieces(one, place, shard)
         ]
 
+    def alike(self, tensor: Tensor) -> Hashable:
+        """See `ClassedLayout.alike`: tensors of one role lie alike within a stage and an expert-parallel rank."""
+        if tensor.layer is None:
+            return tensor.role
+        ep = None if tensor.expert is None else tensor.expert // self._local_experts
+        return tensor.role, self._layer_homes[tensor.layer][0], self.weights.spec.is_moe_layer(tensor.layer), ep
+
     def _place_pieces(self, tensor: Tensor, place: _Place, shard: int) -> Iterator[Piece]:
         param = place.prefix + place.slab.name
         if tensor.expert is not None:
@@ -142,15 +149,15 @@ class MegatronLayout:
     def _expand(self, slabs: Sequence[Slab]) -> Iterator[tuple[str, Slab]]:
         """Gives each local expert its own name: by expert in the local spec, by projection in grouped experts."""
         experts = [slab for slab in slabs if slab.expert]
-        for slab in slabs:
-            if not slab.expert:
-                yield slab.name, slab
         if self.transformer_engine:
             pairs = [(slab, j) for slab in experts for j in range(self._local_experts)]
         else:
             pairs = [(slab, j) for j in range(self._local_experts) for slab in experts]
-        for slab, j in pairs:
-            yield slab.name.replace("{expert}", str(j)), slab
+        for slab in slabs:
+            if not slab.expert:
+                yield slab.name, slab
+            elif slab is experts[0]:
+                yield from ((one.name.replace("{expert}", str(j)), one) for one, j in pairs)
 
     def _shard_ranks(self, place: _Place, tensor: Tensor, shard: int) -> tuple[int, ...]:
         if tensor.expert is not None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import Role
 from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.reshard.layouts.megatron_mla import latent_attention, shared_experts, shared_problems
 from hybridrl.reshard.layouts.slabs import Slab, columns, interleaved, rows, stacked, whole
 
 
@@ -33,6 +34,7 @@ def dense_problems(spec: ModelSpec, sizes: ParallelSizes) -> list[str]:
         found.append(f"intermediate_size={spec.ffn_size} is not a multiple of tp={tp}")
     if spec.moe is None:
         return found + ([f"ep={sizes.ep} for a model without experts"] if sizes.ep > 1 else [])
+    found += shared_problems(spec, tp)
     if spec.moe.num_experts % sizes.ep:
         found.append(f"num_experts={spec.moe.num_experts} is not a multiple of ep={sizes.ep}")
     if spec.moe.ffn_size % sizes.etp:
@@ -52,16 +54,20 @@ def outer_slabs(spec: ModelSpec, sizes: ParallelSizes, padded: int) -> OuterSlab
 
 
 def layer_slabs(spec: ModelSpec, sizes: ParallelSizes, *, moe: bool, transformer_engine: bool) -> Sequence[Slab]:
-    """Parameters of a layer in module order; experts come last, one slab for all experts of a projection."""
+    """Parameters of a layer in module order; there is one slab for all experts of a projection."""
     hidden = (spec.hidden_size,)
-    input_norm = "self_attention.linear_qkv.layer_norm_weight" if transformer_engine else "input_layernorm.weight"
+    fused_input = transformer_engine and spec.mla is None
+    input_norm = "self_attention.linear_qkv.layer_norm_weight" if fused_input else "input_layernorm.weight"
     fused = transformer_engine and not moe
     mlp_norm = "mlp.linear_fc1.layer_norm_weight" if fused else "pre_mlp_layernorm.weight"
     norm = whole(input_norm, Role.INPUT_NORM, hidden)
-    before, after = _attention(spec, sizes.tp)
-    slabs = [*before, norm, *after] if transformer_engine else [norm, *before, *after]
+    if spec.mla is None:
+        before, after = _attention(spec, sizes.tp)
+    else:
+        before, after = latent_attention(spec, sizes.tp, transformer_engine)
+    slabs = [*before, norm, *after] if fused_input else [norm, *before, *after]
     slabs.append(whole(mlp_norm, Role.POST_ATTENTION_NORM, hidden))
-    return slabs + (_experts(spec, sizes.etp, transformer_engine) if moe else _dense(spec, sizes.tp))
+    return slabs + (_experts(spec, sizes, transformer_engine) if moe else _dense(spec, sizes.tp))
 
 
 def _attention(spec: ModelSpec, tp: int) -> tuple[list[Slab], list[Slab]]:
@@ -93,7 +99,7 @@ def _dense(spec: ModelSpec, tp: int) -> list[Slab]:
     return slabs
 
 
-def _experts(spec: ModelSpec, etp: int, transformer_engine: bool) -> list[Slab]:
+def _experts(spec: ModelSpec, sizes: ParallelSizes, transformer_engine: bool) -> list[Slab]:
     assert spec.moe is not None
     moe, hidden = spec.moe, spec.hidden_size
     slabs = [whole("mlp.router.weight", Role.ROUTER, (moe.num_experts, hidden))]
@@ -104,6 +110,7 @@ def _experts(spec: ModelSpec, etp: int, transformer_engine: bool) -> list[Slab]:
     up_down = (Role.EXPERT_GATE, Role.EXPERT_UP)
     return [
         *slabs,
-        stacked(fc1, up_down, moe.ffn_size, (hidden,), etp, expert=True),
-        columns(fc2, Role.EXPERT_DOWN, (hidden, moe.ffn_size), etp, expert=True),
+        stacked(fc1, up_down, moe.ffn_size, (hidden,), sizes.etp, expert=True),
+        columns(fc2, Role.EXPERT_DOWN, (hidden, moe.ffn_size), sizes.etp, expert=True),
+        *shared_experts(spec, sizes.tp),
     ]
