@@ -1,0 +1,1 @@
+"""Rewards: judges, the pool that runs them, and the scoring of samples."""
