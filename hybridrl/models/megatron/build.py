@@ -109,3 +109,19 @@ def forward(chunk: torch.nn.Module, tokens: torch.Tensor, packed: PackedSeqParam
     return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
     """
     return chunk(input_ids=tokens, position_ids=None, attention_mask=None, packed_seq_params=packed)
+
+
+def drop_graphs(chunks: Iterable[torch.nn.Module]) -> None:
+    """Lets go of the autograd graph of the last micro-batch.
+
+    Megatron's token dispatchers keep the routing probabilities of their last call, and with them that micro-batch's
+    activations and, in cycles that no garbage collector sees, the model and its process groups.
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            dispatcher = getattr(module, "token_dispatcher", None)
+            if dispatcher is None:
+                continue
+            for name, value in vars(dispatcher).items():
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    setattr(dispatcher, name, None)

@@ -70,6 +70,10 @@ def _parallelism(config: Config) -> dict[str, Any]:
         "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
         "sequence_parallel": checks.uses_sequence_parallel(config),
         "variable_seq_lengths": parallel.pp > 1,  # micro-batches differ in tokens
+        # Between two stages, one batch of sends and receives would pair a gradient with an activation.
+        "overlap_p2p_comm": parallel.vpp > 1,
+        "batch_p2p_comm": parallel.vpp == 1,
+        "moe_token_dispatcher_type": "alltoall",  # the default forbids that, for models without experts too
     }
 
 
@@ -105,6 +109,5 @@ def _experts(moe: MoeSpec, config: Config, *, grouped: bool) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss" if balanced else "none",
         "moe_aux_loss_coeff": config.model.aux_loss_coef,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": grouped,
     }
