@@ -47,6 +47,22 @@ class ParallelConfig:
 
 
 @dataclass(kw_only=True)
+class SGLangConfig:
+    """The SGLang engine (`rollout.engine=sglang`)."""
+
+    hosting: str = "in_process"
+    """`in_process`: each rank hosts its rank of a replica; `subprocess`: SGLang's own processes, one set a replica."""
+    max_running_requests: int = 64
+    """Sequences that a replica decodes together."""
+    kv_tokens: int | None = None
+    """Tokens of a replica's KV cache; None: what `max_running_requests` of the longest requests need."""
+    routed_experts: bool = False
+    """Return the experts that each token was routed to."""
+    server_args: dict[str, Any] = field(default_factory=dict)
+    """Further fields of SGLang's ServerArgs, by its own names."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     """Generation."""
 
@@ -70,6 +86,7 @@ class RolloutConfig:
     """Sequences that the embedded engine decodes together."""
     stop_token_ids: list[int] = field(default_factory=list)
     """Further ids that end a response, beside the model's EOS ids."""
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
 
 
 @dataclass(kw_only=True)

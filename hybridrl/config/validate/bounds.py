@@ -1,0 +1,128 @@
+"""What a single value may be: a range for every number, a list for every name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import inf, isfinite
+from typing import Any
+
+from hybridrl.config.schema import Config
+from hybridrl.config.strict import Problem
+from hybridrl.config.suggest import closest
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An interval of finite numbers; an open end leaves its number out."""
+
+    low: float = -inf
+    high: float = inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        if self.high < inf:
+            return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+        if self.low == -inf:
+            return "a finite number"
+        return f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
+
+
+FINITE, COUNT, NATURAL, POSITIVE = Bound(), Bound(1), Bound(0), Bound(0, open_low=True)
+_UNIT = Bound(0, 1, open_high=True)
+
+BOUNDS: Mapping[str, Bound] = {
+    "model.aux_loss_coef": NATURAL,
+    "model.vocab_multiple": COUNT,
+    **{
+        f"parallel.{k}": COUNT
+        for k in ("tp", "cp", "pp", "vpp", "ep", "etp", "first_stage_layers", "last_stage_layers")
+    },
+    **{f"rollout.{k}": COUNT for k in ("tp", "dp", "ep", "n", "max_batch_size")},
+    **{f"rollout.{k}": COUNT for k in ("max_prompt_length", "max_response_length")},
+    "rollout.temperature": NATURAL,
+    "rollout.top_p": Bound(0, 1, open_low=True),
+    "rollout.top_k": NATURAL,
+    "rollout.sglang.max_running_requests": COUNT,
+    "rollout.sglang.kv_tokens": COUNT,
+    "data.seed": NATURAL,
+    "data.size": COUNT,
+    "rewards.workers": COUNT,
+    "rewards.timeout_s": POSITIVE,
+    "rewards.batch_timeout_s": POSITIVE,
+    "rewards.memory_mb": COUNT,
+    "rewards.default": FINITE,
+    "algorithm.clip_low": Bound(0, 1, open_low=True),
+    "algorithm.clip_high": POSITIVE,
+    "algorithm.dual_clip": Bound(1, open_low=True),
+    "algorithm.aggregate_length": COUNT,
+    "algorithm.entropy_coef": NATURAL,
+    "algorithm.kl.coef": NATURAL,
+    "optimizer.lr": NATURAL,
+    "optimizer.min_lr": NATURAL,
+    "optimizer.warmup_steps": NATURAL,
+    "optimizer.weight_decay": NATURAL,
+    "optimizer.beta1": _UNIT,
+    "optimizer.beta2": _UNIT,
+    "optimizer.eps": POSITIVE,
+    "optimizer.momentum": _UNIT,
+    "optimizer.clip_grad": NATURAL,
+    "warm_start.steps": NATURAL,
+    "warm_start.batch_size": COUNT,
+    "warm_start.lr": NATURAL,
+    **{f"trainer.{k}": COUNT for k in ("nodes", "ranks_per_node", "steps", "prompts_per_step", "mini_batch_prompts")},
+    **{f"trainer.{k}": COUNT for k in ("max_tokens_per_micro_batch", "micro_batch_size", "logprob_chunk")},
+    "trainer.seed": NATURAL,
+    "trainer.max_nonfinite_steps": COUNT,
+    "trainer.max_mismatch": POSITIVE,
+}
+"""Every number of the schema."""
+
+CHOICES: Mapping[str, Sequence[str]] = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.recompute": ("none", "selective", "full"),
+    "rollout.engine": ("transformers", "sglang"),
+    "rollout.sglang.hosting": ("in_process", "subprocess"),
+    "data.source": ("jsonl", "parquet", "dataset", "reasoning_gym"),
+    "data.overlong": ("drop", "error"),
+    "rewards.pool": ("process",),
+    "rewards.on_error": ("default", "mask"),
+    "algorithm.name": ("grpo", "sft"),
+    "algorithm.normalize": ("sample_std", "population_std", "none"),
+    "algorithm.aggregate": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
+    "algorithm.kl.where": ("none", "loss", "reward"),
+    "algorithm.kl.estimator": ("k1", "k2", "k3"),
+    "optimizer.name": ("adam", "sgd"),
+    "optimizer.schedule": ("constant", "linear", "cosine"),
+    "trainer.device": ("auto", "cpu", "cuda"),
+}
+"""Every name of the schema that is not an open registry's."""
+
+
+def get(config: Config, key: str) -> Any:
+    """The value of a dotted key."""
+    return reduce(getattr, key.split("."), config)
+
+
+def value_problems(config: Config, names: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    """Numbers out of range and names that are not known; `names` adds the registered ones of further keys."""
+    for key, bound in BOUNDS.items():
+        value = get(config, key)
+        if value is not None and value not in bound:
+            yield Problem((key,), f"{key}={value}: must be {bound}")
+    for key, known in {**CHOICES, **names}.items():
+        value = get(config, key)
+        if value not in known:
+            near = closest(value, known)
+            advice = f"did you mean '{near}'? " if near else ""
+            yield Problem((key,), f"{key}={value}: unknown; {advice}known: {', '.join(known)}")
+    for i, judge in enumerate(config.rewards.judges):
+        if judge.weight not in FINITE:
+            yield Problem(
+                (f"rewards.judges[{i}].weight",), f"rewards.judges[{i}].weight={judge.weight}: must be {FINITE}"
+            )

@@ -1,0 +1,82 @@
+"""What a run reads: model folder, tokenizer, data, judges, and the engine's package."""
+
+import re
+from collections.abc import Iterator
+from glob import glob
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridrl.config.schema import Config
+from hybridrl.config.strict import MANDATORY
+
+BUILTIN = "builtin:"
+BUILTIN_MODELS = ("tiny_moe",)
+BUILTIN_DATA = ("tiny_sums",)
+JUDGES = ("exact", "numeric", "math", "reasoning_gym")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def input_problems(config: Config, files: bool) -> Iterator[str]:
+    """Mistakes in what is read; `files` looks at this machine's files and packages too."""
+    yield from _data_keys(config)
+    for i, judge in enumerate(config.rewards.judges):
+        if judge.name not in (*JUDGES, MANDATORY) and not _FUNCTION.fullmatch(judge.name):
+            yield (
+                f"rewards.judges[{i}].name={judge.name}: unknown judge; known: {', '.join(JUDGES)}, or module:function "
+                "of your own"
+            )
+    if files:
+        yield from _model_folder("model.path", config.model.path)
+        if config.model.tokenizer not in (None, config.model.path):
+            yield from _tokenizer(str(config.model.tokenizer))
+        yield from _data_files(config)
+        if config.rollout.engine == "sglang" and config.algorithm.name != "sft" and find_spec("sglang") is None:
+            yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
+
+
+def _builtin(key: str, path: str, known: tuple[str, ...]) -> Iterator[str]:
+    if path.removeprefix(BUILTIN) not in known:
+        yield f"{key}={path}: unknown; known: {', '.join(BUILTIN + name for name in known)}"
+
+
+def _model_folder(key: str, path: str) -> Iterator[str]:
+    if path.startswith(BUILTIN):
+        yield from _builtin(key, path, BUILTIN_MODELS)
+    elif path != MANDATORY and not (Path(path) / "config.json").is_file():
+        what = "has no config.json" if Path(path).is_dir() else "is no folder"
+        yield f"{key}={path}: {what}; expected a Hugging Face model folder (relative to {Path.cwd()}), or builtin:NAME"
+
+
+def _tokenizer(path: str) -> Iterator[str]:
+    if path.startswith(BUILTIN):
+        yield from _builtin("model.tokenizer", path, BUILTIN_MODELS)
+    elif path != MANDATORY and not Path(path).is_dir():
+        yield f"model.tokenizer={path}: no such folder (relative to {Path.cwd()})"
+
+
+def _data_keys(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.source == "reasoning_gym":
+        if data.task is None:
+            yield "data.source=reasoning_gym needs data.task, the name of a reasoning-gym data set (as chain_sum)"
+        if data.path is not None:
+            yield f"data.path={data.path} has no effect with data.source=reasoning_gym; leave it null"
+        return
+    if data.path is None:
+        yield f"data.path is missing: data.source={data.source} reads a file or folder"
+    if data.task is not None:
+        yield f"data.task={data.task} has no effect with data.source={data.source}; set data.source=reasoning_gym"
+    if data.split is not None and data.source != "dataset":
+        yield f"data.split={data.split} has no effect with data.source={data.source}; only a `dataset` has splits"
+
+
+def _data_files(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.source == "reasoning_gym" or data.path is None:
+        return
+    if data.path.startswith(BUILTIN):
+        yield from _builtin("data.path", data.path, BUILTIN_DATA)
+    elif not Path(data.path).exists() and not glob(data.path, recursive=True):
+        yield f"data.path={data.path}: no such file, folder or match (relative to {Path.cwd()})"
+    elif data.source == "dataset" and not Path(data.path).is_dir():
+        yield f"data.path={data.path}: data.source=dataset expects a folder written by Dataset.save_to_disk"

@@ -1,0 +1,58 @@
+"""The algorithm, its rewards and its optimizer: settings that learn nothing, contradict or have no effect."""
+
+from collections.abc import Iterator
+
+from hybridrl.config.schema import Config
+
+
+def learning_problems(config: Config) -> Iterator[str]:
+    """Mistakes in `algorithm`, `rewards`, `optimizer` and `warm_start`."""
+    yield from _supervised(config) if config.algorithm.name == "sft" else _reinforced(config)
+    yield from _optimizer(config)
+
+
+def _supervised(config: Config) -> Iterator[str]:
+    if config.algorithm.kl.where != "none":
+        yield f"algorithm.kl.where={config.algorithm.kl.where} with algorithm.name=sft: there is no policy to hold back"
+    if config.warm_start.steps:
+        yield f"warm_start.steps={config.warm_start.steps} with algorithm.name=sft: the whole run is supervised"
+
+
+def _reinforced(config: Config) -> Iterator[str]:
+    algorithm, rewards = config.algorithm, config.rewards
+    if algorithm.advantage == "grpo" and config.rollout.n == 1:
+        yield (
+            "rollout.n=1 with algorithm.advantage=grpo: a group of one has no other sample to compare with, so every "
+            "advantage is 0 and nothing is learnt; set rollout.n to 2 or more"
+        )
+    if algorithm.kl.where != "none" and algorithm.kl.coef == 0:
+        yield (
+            f"algorithm.kl.coef=0 with algorithm.kl.where={algorithm.kl.where}: a reference model would be held for "
+            "nothing; set a coefficient over 0, or algorithm.kl.where=none"
+        )
+    if not rewards.judges:
+        yield "rewards.judges is empty: without a judge every reward is 0; name one, as rewards.judges=[{name: exact}]"
+    elif all(judge.weight == 0 for judge in rewards.judges):
+        yield "rewards.judges: every weight is 0, so every reward is 0"
+    if rewards.batch_timeout_s < rewards.timeout_s:
+        yield (
+            f"rewards.batch_timeout_s={rewards.batch_timeout_s} is less than rewards.timeout_s={rewards.timeout_s}: "
+            "a step's time must hold one sample's"
+        )
+
+
+def _optimizer(config: Config) -> Iterator[str]:
+    optimizer, steps = config.optimizer, config.trainer.steps
+    if optimizer.name == "sgd" and optimizer.distributed:
+        yield (
+            "optimizer.name=sgd with optimizer.distributed=true: Megatron's distributed optimizer shards Adam's state "
+            "only; set optimizer.distributed=false (optimizer=sgd sets both)"
+        )
+    if optimizer.name == "adam" and optimizer.momentum:
+        yield f"optimizer.momentum={optimizer.momentum} has no effect with optimizer.name=adam; use optimizer.beta1"
+    if optimizer.min_lr > optimizer.lr:
+        yield f"optimizer.min_lr={optimizer.min_lr} is more than optimizer.lr={optimizer.lr}"
+    elif optimizer.min_lr and optimizer.schedule == "constant":
+        yield f"optimizer.min_lr={optimizer.min_lr} has no effect with optimizer.schedule=constant"
+    if optimizer.warmup_steps > steps:
+        yield f"optimizer.warmup_steps={optimizer.warmup_steps} is more than trainer.steps={steps}: lr is never reached"

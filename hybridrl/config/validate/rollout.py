@@ -1,0 +1,77 @@
+"""Generation: the engine's sizes, and sampling that the trainer can account for."""
+
+from collections.abc import Iterator
+
+from hybridrl.config.schema import Config
+from hybridrl.config.validate.model import Model, head_problems
+
+
+def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator[str]:
+    """Mistakes in `rollout`; none for supervised training, which generates nothing."""
+    if config.algorithm.name == "sft":
+        return
+    yield from _sizes(config, world)
+    yield from _sampling(config)
+    if config.rollout.engine == "sglang":
+        yield from _cache(config)
+        if spec is not None:
+            yield from _engine_model(config, spec)
+
+
+def _sizes(config: Config, world: int) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.engine == "transformers":
+        for key in ("tp", "dp", "ep"):
+            if (size := getattr(rollout, key)) > 1:
+                yield (
+                    f"rollout.{key}={size}: rollout.engine=transformers runs whole models on single ranks; set "
+                    f"rollout.{key}=1, or rollout.engine=sglang"
+                )
+    if world % rollout.tp:
+        yield f"rollout.tp={rollout.tp} does not divide the world={world}: each replica of the engine takes tp ranks"
+    for key, what in (("dp", "attention replicas"), ("ep", "groups of experts")):
+        if rollout.tp % (size := getattr(rollout, key)):
+            yield f"rollout.{key}={size} does not divide rollout.tp={rollout.tp}: {what} share a replica's ranks"
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.temperature == 0:
+        yield (
+            "rollout.temperature=0: training needs samples, and their log-probs are taken at this temperature; set it "
+            "over 0 (1.0 samples the model itself)"
+        )
+    for key, neutral in (("top_p", 1.0), ("top_k", 0)):
+        if (value := getattr(rollout, key)) != neutral:
+            yield (
+                f"rollout.{key}={value}: the engine would sample a cut and renormalised distribution, whose log-probs "
+                f"the trainer's do not match, so every ratio would be off; set rollout.{key}={neutral}"
+            )
+
+
+def _cache(config: Config) -> Iterator[str]:
+    rollout, tokens = config.rollout, config.rollout.sglang.kv_tokens
+    longest = rollout.max_prompt_length + rollout.max_response_length
+    if tokens is not None and tokens < longest:
+        yield (
+            f"rollout.sglang.kv_tokens={tokens} cannot hold a sample of rollout.max_prompt_length="
+            f"{rollout.max_prompt_length} + rollout.max_response_length={rollout.max_response_length} = {longest}"
+        )
+
+
+def _engine_model(config: Config, spec: Model) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.tp % rollout.dp == 0:
+        key = "rollout.tp" if rollout.dp == 1 else f"rollout.tp={rollout.tp} / rollout.dp={rollout.dp}"
+        yield from head_problems(key, rollout.tp // rollout.dp, spec)
+    if spec.moe is None:
+        if rollout.ep > 1:
+            yield f"rollout.ep={rollout.ep}, but the model has no experts; set rollout.ep=1"
+        return
+    if spec.moe.num_experts % rollout.ep:
+        yield f"rollout.ep={rollout.ep} does not divide the model's {spec.moe.num_experts} experts"
+    if rollout.tp % rollout.ep == 0 and spec.moe.ffn_size % (rollout.tp // rollout.ep):
+        yield (
+            f"rollout.tp={rollout.tp} / rollout.ep={rollout.ep} does not divide the experts' intermediate size of "
+            f"{spec.moe.ffn_size}"
+        )
