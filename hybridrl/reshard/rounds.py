@@ -1,10 +1,11 @@
 """Rounds: the streams between every two ranks, cut so that no rank ever stages more than a bucket.
 
-The movements from one rank to another form a stream, in layer order. With `n` rounds, round `k` carries the bytes
-`[T·k/n, T·(k+1)/n)` of every stream, `T` being its length: all streams advance alike and end together, so that links
-are equally busy in every round and a source can be released as it drains, layer by layer. `n` is the smallest number
-for which the most loaded rank stays within its bucket. As every rank knows the length of every stream (see
-`routes`), both ends of a stream cut it at the same elements without asking each other.
+The movements from one rank to another form a stream, in layer order (elements of the widest dtype before all others,
+which keeps every element aligned). With `n` rounds, round `k` carries the bytes `[T·k/n, T·(k+1)/n)` of every stream,
+to the element, `T` being its length: all streams advance alike and end together, so that links are equally busy in
+every round and a source can be released as it drains, layer by layer. `n` is the smallest number for which the most
+loaded rank stays within its bucket. As every rank knows the length of every stream (see `routes`), both ends of a
+stream cut it at the same elements without asking each other.
 
 Layer order holds within each stream. Where pipeline stages are different ranks, all of them send at once, each from
 its first layer on: strict order over the whole model would leave all stages but one idle.
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.reshard.moves import Move, cut
-from hybridrl.reshard.plan import Message, Round, Segment, View
+from hybridrl.reshard.plan import Message, Round, Segment
 
 
 class BucketError(ValueError):
@@ -59,12 +60,31 @@ def count_rounds(traffic: npt.NDArray[np.int64], bucket_bytes: int, item_bytes: 
     return int((-(-totals // room)).max())
 
 
+def staging_peak(outgoing: npt.NDArray[np.int64], incoming: npt.NDArray[np.int64], count: int, item_bytes: int) -> int:
+    """Most bytes that a rank stages at once for these streams' lengths (shape (world,)), both buffers together."""
+    return max((_staged(outgoing, count, item_bytes) + _staged(incoming, count, item_bytes)).tolist(), default=0)
+
+
+def _staged(lengths: npt.NDArray[np.int64], count: int, item_bytes: int) -> npt.NDArray[np.int64]:
+    """Bytes of one buffer that each round uses."""
+    lengths = lengths[lengths > 0, None]
+    ends = lengths * np.arange(count + 1) // max(count, 1) // item_bytes * item_bytes
+    ends[:, -1:] = lengths
+    sizes = np.diff(ends, axis=1)
+    padding = -sizes % item_bytes
+    # The padding after a round's last message is not used.
+    last = sizes.shape[0] - 1 - (sizes[::-1] > 0).argmax(0) if len(sizes) else np.zeros(count, np.int64)
+    unused = padding[last, np.arange(count)] if len(sizes) else 0
+    used: npt.NDArray[np.int64] = (sizes + padding * (sizes > 0)).sum(0) - unused
+    return used
+
+
 def make_rounds(
     sends: Mapping[int, Stream], receives: Mapping[int, Stream], count: int, item_bytes: int, *, relay: bool
 ) -> list[Round]:
     """One rank's side of `count` rounds."""
-    outgoing = [_messages(sends[peer], peer, count, sending=True) for peer in sorted(sends)]
-    incoming = [_messages(receives[peer], peer, count, sending=False) for peer in sorted(receives)]
+    outgoing = [_messages(sends[peer], peer, count, item_bytes, sending=True) for peer in sorted(sends)]
+    incoming = [_messages(receives[peer], peer, count, item_bytes, sending=False) for peer in sorted(receives)]
     return [
         Round(
             _lay_out([messages[k] for messages in outgoing], item_bytes),
@@ -75,21 +95,23 @@ def make_rounds(
     ]
 
 
-def _messages(stream: Stream, peer: int, count: int, *, sending: bool) -> list[Message]:
+def _messages(stream: Stream, peer: int, count: int, item_bytes: int, *, sending: bool) -> list[Message]:
     """The stream's messages, one a round, with offsets from the start of the message."""
-    ends = list(accumulate(move.nbytes for move in stream.moves))
+    moves = sorted(stream.moves, key=lambda move: -ITEM_BYTES[move.wire_dtype])
+    ends = list(accumulate(move.nbytes for move in moves))
     if (ends[-1] if ends else 0) != stream.nbytes:
         raise AssertionError(f"stream with rank {peer} has {ends[-1:]} bytes and the traffic matrix {stream.nbytes}")
     found, at = [], (0, 0)
     for k in range(1, count + 1):
-        upto = _position(stream.moves, ends, stream.nbytes * k // count)
-        found.append(_message(stream.moves, peer, at, upto, sending=sending))
+        byte = stream.nbytes * k // count // item_bytes * item_bytes if k < count else stream.nbytes
+        upto = _position(moves, ends, byte)
+        found.append(_message(moves, peer, at, upto, sending=sending))
         at = upto
     return found
 
 
 def _position(moves: Sequence[Move], ends: Sequence[int], byte: int) -> tuple[int, int]:
-    """The last element border at or before a byte of the stream: index of the movement, elements of it before."""
+    """The element border at a byte of the stream: index of the movement, elements of it before."""
     if byte >= ends[-1]:
         return len(moves), 0
     index = bisect_left(ends, byte + 1)
@@ -100,19 +122,15 @@ def _position(moves: Sequence[Move], ends: Sequence[int], byte: int) -> tuple[in
 def _message(
     moves: Sequence[Move], peer: int, start: tuple[int, int], stop: tuple[int, int], *, sending: bool
 ) -> Message:
-    parts: list[tuple[View, str]] = []
+    segments, offset = [], 0
     for index in range(start[0], min(stop[0] + 1, len(moves))):
         move = moves[index]
         first = start[1] if index == start[0] else 0
         last = stop[1] if index == stop[0] else move.source.size
         if first < last:
-            parts += [(view, move.wire_dtype) for view in cut(move, first, last, sending)]
-    # The largest elements first: then every segment is aligned to its own element without gaps.
-    parts.sort(key=lambda part: -ITEM_BYTES[part[1]])
-    segments, offset = [], 0
-    for view, dtype in parts:
-        segments.append(Segment(view, dtype, offset))
-        offset += segments[-1].nbytes
+            for view in cut(move, first, last, sending):
+                segments.append(Segment(view, move.wire_dtype, offset))
+                offset += segments[-1].nbytes
     return Message(peer, 0, offset, tuple(segments))
 
 
