@@ -148,6 +148,11 @@ ANSWERS = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", 1),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", 0),
     (r"\infty", r"-\infty", 0),
+    # bases
+    ("1011_2", "1011_{2}", 1),
+    ("1011_2", "1011_3", 0),
+    ("1011_2", "102_3", 1),
+    (r"\varnothing", r"\emptyset", 1),
     # text
     ("12:00", "1:00", 0),
     ("12:00", "12:00", 1),

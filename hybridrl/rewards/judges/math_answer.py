@@ -5,8 +5,9 @@ parses LaTeX, and decides the kinds that `equality` has no exact rule for (relat
 
 Policies: `50\%` equals 0.5, and 50. Units, degrees and currency are not compared. Decimals are exact: 0.333 is not 1/3
 and 3.14 is not \pi. `x = 5` equals 5. A set is unordered, a tuple is not; a point is no set; `7 or 8` is not 7.
-Clock times and ratios (`12:00`) and worded answers are compared as text. Answers whose value cannot be computed
-soon (power towers, huge factorials, deep nesting) are equal only to themselves as written.
+A number's base counts where both state one (`11_2`). Clock times, ratios (`12:00`) and worded answers are compared as
+text. Answers whose value cannot be computed soon (power towers, huge factorials, deep nesting) are equal only to
+themselves as written.
 """
 
 import re
@@ -67,6 +68,9 @@ def equal(gold: str, pred: str) -> bool:
         return _same_words(gold, pred)
     if _COLONS.fullmatch(gold) and _COLONS.fullmatch(pred):
         return False
+    bases = notation.in_base(gold), notation.in_base(pred)
+    if bases[0] and bases[1]:
+        return bases[0][0] == bases[1][0]
     kinds = notation.bracket_kind(gold), notation.bracket_kind(pred)
     if all(kinds) and kinds[0] != kinds[1]:
         return False

@@ -41,7 +41,7 @@ def clean(text: str) -> str:
     """The answer with its typography settled; commas between digits are left as they are."""
     text = _ROOT.sub(lambda m: rf"\sqrt{{{m.group(1) or m.group(2)}}}", text.translate(_TRANSLATION))
     text = re.sub(r"\\[$]|[$€£¥₹]|\\displaystyle|\\limits\b", "", text)
-    text = re.sub(r"\\([dtc])(?=frac|binom)", r"\\", text)
+    text = re.sub(r"\\([dtc])(?=frac|binom)", r"\\", text).replace(r"\varnothing", r"\emptyset")
     text = _SPACED.sub(lambda m: m.group(1) + re.sub(r"[^0-9]", "", m.group(2)), text)
     text = _SPACING.sub(" ", text).replace("{,}", ",").replace(r"\left", "").replace(r"\right", "")
     text = re.sub(r"\s+", " ", text).strip()
@@ -106,6 +106,16 @@ def split_percent(text: str) -> tuple[str, bool]:
     """The answer without its percent sign, and whether it had one."""
     stripped = _PERCENT.sub("", text)
     return (stripped, True) if stripped and stripped != text else (text, False)
+
+
+def in_base(text: str) -> tuple[int, int] | None:
+    """Value and base of an integer that is written with one, as `1011_2`; None for anything else."""
+    match = re.fullmatch(r"(-?[0-9]{1,200})\s*_\s*\{?\s*([0-9]{1,2})\s*\}?", text)
+    if match is None or not 2 <= (base := int(match.group(2))) <= 10:
+        return None
+    if any(int(digit) >= base for digit in match.group(1).lstrip("-")):
+        return None
+    return int(match.group(1), base), base
 
 
 def compact(text: str) -> str:
