@@ -90,6 +90,10 @@ class Planner:
         """The rank's aliases alone, which cost less than its plan."""
         return find_aliases(*self._shards(rank)) if self.alias else ()
 
+    def destination_bytes(self, rank: int) -> int:
+        """Bytes of the rank's destination parameters."""
+        return sum(param.nbytes for param in self._shards(rank)[1][0].values())
+
     def inverse(self) -> "Planner":
         """The planner of the way back, with the same limits. Raises as a planner of the exchanged layouts would."""
         return Planner(
