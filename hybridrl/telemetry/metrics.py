@@ -59,7 +59,7 @@ class MetricsWriter:
         for key, value in metrics.items():
             self._board.add_scalar(key, value, step)
         shown = "  ".join(f"{name} {metrics[key]:.4g}" for key, name in CONSOLE_KEYS.items() if key in metrics)
-        self._console.print(f"[bold]step {step}/{self._steps}[/bold]  {shown}", highlight=False)
+        self._console.print(f"[bold]step {step}/{self._steps}[/bold]  {shown}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._lines.close()

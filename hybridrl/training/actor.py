@@ -97,9 +97,10 @@ class Actor:
         """Log-probs and entropies under the current weights, in the order of the rows."""
         return _score(self._passes, self._groups, rows)
 
-    def update(self, rows: Sequence[Row], loss: Loss) -> dict[str, float]:
+    def update(self, rows: Sequence[Row], loss: Loss, *, lr: float | None = None) -> dict[str, float]:
         """One optimizer step on all rows together: the same step however they are cut into ranks and micro-batches.
 
+        `lr` takes the place of the schedule's learning rate for a step outside it (see `Optimizer.step`).
         Returns the loss's metrics over the whole batch, and `grad_norm` (before clipping), `lr`, `tokens/trained`,
         `micro_batches`, `update/skipped` (1 where a non-finite gradient held the step back).
         Raises NonFiniteGradientError as `Optimizer.step` does, and KeyError for a field that the loss needs.
@@ -107,7 +108,7 @@ class Actor:
         self.optimizer.zero_grad()
         plan = self._passes.schedule(rows)
         sums = self._accumulate(rows, loss, plan)
-        step = self.optimizer.step()
+        step = self.optimizer.step(lr)
         return {
             **sums,
             "grad_norm": step.grad_norm,

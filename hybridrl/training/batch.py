@@ -69,3 +69,14 @@ def mismatch(rows: Sequence[Row]) -> dict[str, float]:
         "mismatch/logprob_abs_mean": float(gap.mean(dtype=np.float64)) if some else 0.0,
         "mismatch/logprob_abs_max": float(gap.max()) if some else 0.0,
     }
+
+
+TOTALS = ("tokens/trained", "micro_batches", "update/skipped")
+"""Metrics of an update that add up over the updates of a step; the others are averaged."""
+
+
+def combine(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its updates."""
+    return {
+        key: sum(update[key] for update in updates) / (1 if key in TOTALS else len(updates)) for key in updates[0]
+    }

@@ -84,13 +84,15 @@ class Optimizer:
         self.inner.zero_grad()
 
     @torch.no_grad()
-    def step(self) -> Step:
+    def step(self, lr: float | None = None) -> Step:
         """One update with the gradients in the buffers, clipped by the norm of the whole gradient.
 
+        `lr` takes the place of the schedule's learning rate; such a step does not move the schedule.
         With an infinite or NaN norm on any rank no rank changes anything, weights, moments and schedule.
         Raises NonFiniteGradientError, on all ranks, after `trainer.max_nonfinite_steps` such steps in a row.
         """
-        lr = lr_at(self.updates + 1, self.config, self.total_updates)
+        scheduled = lr is None
+        lr = lr_at(self.updates + 1, self.config, self.total_updates) if lr is None else lr
         self.inner.prepare_grads()
         norm = self.inner.get_grad_norm()
         if not _all_ranks(math.isfinite(norm)):
@@ -101,9 +103,14 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = lr
         self.inner.step_with_ready_grads()
-        self.updates += 1
+        self.updates += scheduled
         self._skipped_in_a_row = 0
         return Step(norm, lr, skipped=False)
+
+    def forget(self) -> None:
+        """Clears the moments and their step counts, as if no update had been made. Weights and schedule stay."""
+        for part in self.inner.chained_optimizers:
+            part.optimizer.state.clear()
 
     def _clip(self, norm: float) -> None:
         scale = self.config.clip_grad / (norm + 1e-6)

@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from hybridrl.config.schema import Config
-from hybridrl.models.megatron.build import forward, packed_seq_params, pad_multiple
+from hybridrl.models.megatron.build import drop_graphs, forward, packed_seq_params, pad_multiple
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
 from hybridrl.training.logprobs import Vocabulary, token_log_probs
@@ -78,6 +78,7 @@ class Passes:
                 micro_batch_size=1,
                 forward_only=not backward,
             )
+        drop_graphs(self.chunks)
 
     def _micro_batches(
         self, rows: Sequence[Row], steps: Sequence[Sequence[int]], fields: Sequence[str]

@@ -47,6 +47,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _leave_world() -> None:
+    import gc
     import sys
 
     import torch.distributed as dist
@@ -56,6 +57,9 @@ def _leave_world() -> None:
         state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+    # Each gloo group has threads of its own, which end when nothing refers to it any more: models refer to theirs in
+    # cycles.
+    gc.collect()
 
 
 class WorkerPool:

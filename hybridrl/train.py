@@ -1,0 +1,118 @@
+"""The entry: `torchrun --nproc-per-node 2 -m hybridrl.train recipe=grpo_tiny_moe`. The loop, on one page."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hybridrl.algorithms.advantages import ADVANTAGES
+from hybridrl.algorithms.aggregate import AGGREGATES
+from hybridrl.algorithms.kl import KL_ESTIMATORS
+from hybridrl.algorithms.policy_losses import POLICY_LOSSES
+from hybridrl.config.load import hydra_main
+from hybridrl.config.schema import Config
+from hybridrl.files import cache_folder
+from hybridrl.models import builtin
+from hybridrl.models.families import load_spec
+from hybridrl.models.spec import ModelSpec
+from hybridrl.rollout.collect import generate_local, make_requests
+from hybridrl.session import Session
+from hybridrl.training.batch import combine, estimate_advantages, sequence_kl, with_advantages
+from hybridrl.training.losses import Supervised, make_loss
+from hybridrl.training.rows import Row, rows_from_examples, rows_from_samples
+
+
+def run(config: Config) -> None:
+    """Trains as `config` says. Every rank calls it."""
+    with Session(config) as session:
+        if session.supervised:
+            imitate(session)
+        else:
+            warm_start(session)
+            reinforce(session)
+        if config.trainer.export_final:
+            session.export()
+
+
+def reinforce(session: Session) -> None:
+    """Reinforcement: the engine gets the weights, generates, is judged, and the policy learns from the judgement."""
+    config, algorithm, actor = session.config, session.config.algorithm, session.actor
+    loss = make_loss(algorithm, config.rollout.max_response_length)
+    for step in range(1, config.trainer.steps + 1):
+        with session.timer("step"):
+            with session.timer("sync"):
+                session.sync_weights(version=step - 1)
+            with session.timer("rollout"):
+                prompts = session.prompts.next(config.trainer.prompts_per_step)
+                requests = make_requests(
+                    prompts, config.rollout, seed=config.trainer.seed, step=step, eos_ids=session.eos_ids
+                )
+                local = generate_local(session.engine, requests)
+                session.engine.sleep()
+            with session.timer("reward"):
+                samples, judged = session.judge(local, requests)
+            with session.timer("logprob"):
+                rows, gap = session.score(rows_from_samples(samples))
+            kl = sequence_kl(rows, algorithm.kl.estimator) if algorithm.kl.where == "reward" else None
+            rows = with_advantages(rows, estimate_advantages(samples, algorithm, kl))
+            with session.timer("update"):
+                updates = [actor.update(batch, loss) for batch in mini_batches(rows, config)]
+        session.record(step, judged, gap, combine(updates), {"data/epoch": session.prompts.epoch})
+
+
+def imitate(session: Session) -> None:
+    """Supervised fine-tuning on demonstrations."""
+    config, algorithm = session.config, session.config.algorithm
+    loss = make_loss(algorithm, config.rollout.max_response_length)
+    for step in range(1, config.trainer.steps + 1):
+        with session.timer("step"), session.timer("update"):
+            rows = demonstrations(session, config.trainer.prompts_per_step)
+            updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config)]
+        session.record(step, combine(updates), {"data/epoch": session.demonstrations.epoch})
+
+
+def warm_start(session: Session) -> None:
+    """Supervised steps before the first rollout; the optimizer starts afresh after them."""
+    config, actor = session.config.warm_start, session.actor
+    for _ in range(config.steps):
+        actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
+    if config.steps:
+        actor.optimizer.forget()
+
+
+def demonstrations(session: Session, count: int) -> list[Row]:
+    """The next examples as rows."""
+    return rows_from_examples((d.token_ids, d.mask) for d in session.demonstrations.next(count))
+
+
+def mini_batches(rows: Sequence[Row], config: Config) -> Iterator[Sequence[Row]]:
+    """The rows of each update of a step: `trainer.mini_batch_prompts` whole groups, in the order of the prompts."""
+    prompts = config.trainer.prompts_per_step
+    size = len(rows) // prompts * (config.trainer.mini_batch_prompts or prompts)
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _spec(config: Config) -> ModelSpec:
+    return load_spec(builtin.resolve(config.model.path, cache_folder()))
+
+
+def _device(config: Config) -> str:
+    if config.trainer.device != "auto":
+        return config.trainer.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+main = hydra_main(
+    record(run),
+    spec=_spec,
+    device=_device,
+    names={
+        "algorithm.advantage": ADVANTAGES,
+        "algorithm.policy_loss": POLICY_LOSSES,
+        "algorithm.kl.estimator": KL_ESTIMATORS,
+        "algorithm.aggregate": AGGREGATES,
+    },
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The loop, whole: metrics, repeatability, supervised and reinforcement runs, and what a run refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hybridrl.config.load import compose
+from hybridrl.telemetry.metrics import read_metrics
+from tests.distributed.pool import WorkerError, WorkerPool
+
+SMALL = (
+    "warm_start.steps=4",
+    "warm_start.batch_size=16",
+    "trainer.steps=3",
+    "trainer.prompts_per_step=4",
+    "rollout.n=4",
+    "rewards.workers=1",
+)
+METRICS = {
+    *("step", "reward/mean", "reward/std", "response_length/mean", "response_length/clipped", "loss/policy", "loss/kl"),
+    *("entropy", "grad_norm", "lr", "ratio/clipped", "mismatch/logprob_abs_mean", "tokens/trained", "tokens/generated"),
+    *("time/rollout", "time/reward", "time/logprob", "time/update", "time/sync", "time/step", "memory/peak"),
+}
+
+
+def train(overrides: list[str]) -> None:
+    from hybridrl.train import run
+
+    run(compose(overrides))
+
+
+def launch(pool: WorkerPool, folder: Path, *overrides: str, world: int = 2) -> list[dict[str, Any]]:
+    parts = ["recipe=grpo_tiny_moe", *SMALL, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}"]
+    pool.run(train, world=world, overrides=[*parts, *overrides])
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if not k.startswith(("time/", "memory/"))} for r in records]
+
+
+def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(pool: WorkerPool, tmp_path: Path) -> None:
+    first = launch(pool, tmp_path / "a")
+    second = launch(pool, tmp_path / "b")
+    other = launch(pool, tmp_path / "c", "trainer.seed=1", "trainer.export_final=false")
+    assert set(first[0]) >= METRICS
+    assert [record["step"] for record in first] == [1, 2, 3]
+    assert steady(first) == steady(second)
+    assert steady(first) != steady(other)
+    assert all(record["mismatch/logprob_abs_mean"] <= 1e-4 for record in first)
+    ours, theirs = (load_file(tmp_path / name / "hf" / "model.safetensors") for name in "ab")
+    assert all(ours[name].equal(theirs[name]) for name in ours | theirs)
+
+
+def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool, tmp_path: Path) -> None:
+    launch(pool, tmp_path / "run", "trainer.steps=1")
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert found == {"config.yaml", "metrics.jsonl", "tensorboard", "hf"}
+    assert json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["model_type"] == "qwen3_moe"
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "run" / "hf").iterdir()
+    }
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_divergence_starts_at_zero_and_grows_with_the_policy(pool: WorkerPool, tmp_path: Path, where: str) -> None:
+    options = (f"algorithm.kl.where={where}", "algorithm.kl.coef=0.1", "warm_start.steps=0", "optimizer.lr=1e-2")
+    records = launch(pool, tmp_path / "run", *options, "trainer.mini_batch_prompts=2", "trainer.export_final=false")
+    assert len(records) == 3
+    if where == "loss":
+        assert records[-1]["loss/kl"] >= 0
+
+
+def test_demonstrations_are_learned(pool: WorkerPool, tmp_path: Path) -> None:
+    options = ["recipe=sft_tiny_moe", "trainer.steps=12", f"trainer.output_dir={tmp_path / 'run'}"]
+    pool.run(train, world=2, overrides=options)
+    losses = [record["loss/sft"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def judge_that_fails(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
+    raise RuntimeError("no verdict")
+
+
+def test_a_judge_that_always_fails_costs_samples_and_not_the_run(pool: WorkerPool, tmp_path: Path) -> None:
+    judge = "rewards.judges=[{name: 'tests.distributed.test_train:judge_that_fails'}]"
+    records = launch(pool, tmp_path / "run", judge, "rewards.on_error=mask", "trainer.export_final=false")
+    assert [record["reward/errors"] for record in records] == [16, 16, 16]
+    assert [record["tokens/trained"] for record in records] == [0, 0, 0]
+    assert [record["grad_norm"] for record in records] == [0, 0, 0]
+
+
+def test_a_mismatch_over_the_limit_ends_the_run(pool: WorkerPool, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"MismatchError.*trainer\.max_mismatch=1e-12"):
+        launch(pool, tmp_path / "run", "trainer.max_mismatch=1e-12")
+
+
+def test_a_data_set_smaller_than_a_batch_is_refused_before_a_model_is_built(pool: WorkerPool, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{a}+1=", "answer": str(a + 1)}) + "\n" for a in range(3)))
+    with pytest.raises(WorkerError, match=r"3 usable rows.*trainer\.prompts_per_step=4"):
+        launch(pool, tmp_path / "run", f"data.path={rows}", "warm_start.steps=0")
+    assert not (tmp_path / "run").exists()
