@@ -173,6 +173,7 @@ def _write_file(path: Path, tensors: Sequence[Param], values: Iterator[tuple[Ten
     with SafetensorsFile(path, tensors) as file:
         for tensor, value in values:
             file.write(tensor.name, value.to(dtypes[tensor.name]))
+            del value  # before the next tensor is made
 
 
 def _finish(

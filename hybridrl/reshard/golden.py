@@ -54,7 +54,8 @@ def gather(
 ) -> Iterator[tuple[Tensor, torch.Tensor]]:
     """Yields whole tensors in the parameters' dtype, in the given order, on every rank or only on rank `to`.
 
-    Every rank must run the iterator to its end. Beside its parameters a rank holds at most a bucket and one tensor.
+    Every rank must run the iterator to its end. Beside its parameters a rank holds at most a bucket and one tensor, if
+    the caller lets go of each tensor (`del`) before it asks for the next.
 
     Args:
         layout: where the tensors' pieces are.
@@ -122,6 +123,7 @@ def golden_sync(
     for tensor, value in gather(source, source_params, rank, bucket_bytes=bucket_bytes):
         for piece in by_tensor.get(tensor.name, ()):
             write_piece(destination_params, piece, value[box_slices(piece.box)])
+        del value  # before the next tensor is made
 
 
 def differing_replicas(layout: Layout, params: Params, rank: int) -> list[str]:

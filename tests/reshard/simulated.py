@@ -59,15 +59,19 @@ def whole_tensors(weights: WeightMap) -> dict[str, torch.Tensor]:
 
 def scatter(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Ranks:
     """What every rank should hold, padding 0."""
-    ranks = {}
-    for rank in layout.ranks:
-        params = {name: torch.full(p.shape, float("nan")) for name, p in layout.params(rank).items()}
-        pieces = layout.pieces(rank)
-        zero_padding(pieces, params)
-        for piece in pieces:
-            write_piece(params, piece, tensors[piece.tensor][box_slices(piece.box)])
-        ranks[rank] = params
-    return ranks
+    return {rank: scatter_rank(layout, tensors, rank) for rank in layout.ranks}
+
+
+def scatter_rank(layout: Layout, tensors: Mapping[str, torch.Tensor], rank: int) -> Mapping[str, torch.Tensor]:
+    """What one rank should hold; nothing where it takes no part."""
+    if rank not in layout.ranks:
+        return {}
+    params = {name: torch.full(p.shape, float("nan")) for name, p in layout.params(rank).items()}
+    pieces = layout.pieces(rank)
+    zero_padding(pieces, params)
+    for piece in pieces:
+        write_piece(params, piece, tensors[piece.tensor][box_slices(piece.box)])
+    return params
 
 
 def check_layout(layout: Layout) -> None:

@@ -1,0 +1,97 @@
+"""Hugging Face → Megatron → Hugging Face is bit-identical, for every family and layout, through real modules."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from tests.distributed import weights_runs
+from tests.distributed.golden_runs import same_bits
+from tests.distributed.pool import WorkerPool
+from tests.models.tiny import VARIANTS, tiny_folder
+
+LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "one rank": (1, {}),
+    "dp2": (2, {}),
+    "tp2": (2, {"tp": 2, "etp": 2}),
+    "pp2": (2, {"pp": 2}),
+    "ep2": (2, {"ep": 2}),
+    "tp2 ep2 etp1": (2, {"tp": 2, "ep": 2}),
+    "tp2 ep2 etp2": (4, {"tp": 2, "ep": 2, "etp": 2}),
+    "pp2 ep2": (4, {"pp": 2, "ep": 2}),
+    "pp4": (4, {"pp": 4}),
+    "pp2 vpp2": (2, {"pp": 2, "vpp": 2}),
+    "pp2, 3 layers first": (2, {"pp": 2, "first_stage_layers": 3}),
+    "pp3, 2 layers last": (3, {"pp": 3, "last_stage_layers": 2}),
+    "tp4 over 2 kv heads": (4, {"tp": 4, "etp": 4}),
+}
+QUICK = {
+    ("qwen3_moe", "one rank"),
+    ("llama_biased", "tp2"),
+    ("qwen2_tied", "pp3, 2 layers last"),
+    ("qwen3_moe_tied", "pp4"),
+    ("mixtral", "pp2 ep2"),
+    ("qwen3_moe_mixed", "tp2 ep2 etp1"),
+    ("qwen3_moe_tied", "pp2 vpp2"),
+    ("qwen3", "tp4 over 2 kv heads"),
+    ("llama", "dp2"),
+}
+"""One of each kind; the others are `full`."""
+
+
+def cases() -> list[Any]:
+    found = []
+    for variant in VARIANTS:
+        for name, (_, parallel) in LAYOUTS.items():
+            if "ep" in parallel and "moe" not in variant and variant != "mixtral":
+                continue
+            marks = () if (variant, name) in QUICK else (pytest.mark.full,)
+            found.append(pytest.param(variant, name, marks=marks, id=f"{variant}-{name}"))
+    return found
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+@pytest.mark.parametrize(("variant", "layout"), cases())
+def test_round_trip_is_bit_identical(pool: WorkerPool, tmp_path: Path, variant: str, layout: str) -> None:
+    world, parallel = LAYOUTS[layout]
+    source, out = tiny_folder(variant), tmp_path / "out"
+    pool.run(weights_runs.round_trip, world, folder=source, out=out, parallel=parallel)
+    ours, theirs = tensors(out), tensors(source)
+    assert ours.keys() == theirs.keys()
+    assert all(same_bits(ours[name], theirs[name]) for name in ours)
+    assert GenerationConfig.from_pretrained(out).eos_token_id == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_round_trip_in_bfloat16_loads_in_transformers(pool: WorkerPool, tmp_path: Path) -> None:
+    source, out = tiny_folder("qwen3_moe", "bfloat16"), tmp_path / "out"
+    pool.run(weights_runs.round_trip, 2, folder=source, out=out, parallel={"pp": 2}, dtype="bfloat16")
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (out, source))
+    assert ours.keys() == theirs.keys()
+    assert all(same_bits(ours[name], theirs[name]) for name in ours)
+
+
+def test_copies_that_differ_are_found(pool: WorkerPool, tmp_path: Path) -> None:
+    pool.run(weights_runs.check_replicas, 4, folder=tiny_folder("qwen3_tied"), out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_that_cannot_write_fails_the_export_on_all(pool: WorkerPool, tmp_path: Path) -> None:
+    source, out = tiny_folder("mixtral"), tmp_path / "out"
+    told = pool.run(weights_runs.export_on_a_full_disk, 2, folder=source, out=out)
+    assert len(set(told)) == 1
+    assert "rank 1" in told[0]
+    assert "No space left on device" in told[0]
+    ours, theirs = tensors(out), tensors(source)
+    assert ours.keys() == theirs.keys()
+    assert all(same_bits(ours[name], theirs[name]) for name in ours)
