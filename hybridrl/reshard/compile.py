@@ -1,0 +1,190 @@
+"""From a plan and live tensors to lists of views that copy themselves: all that is left for each sync to do.
+
+Movements of one round are grouped by dtypes and by whether they are gapless, and each group is one call. The tensors'
+own strides are respected, so that transposed parameters are as good as any.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from hybridrl.reshard.buffers import Staging
+from hybridrl.reshard.plan import Copy, Message, Plan, Round, View
+from hybridrl.reshard.regions import Pair, Region, merge
+from hybridrl.reshard.storages import Tensors
+from hybridrl.reshard.transports.base import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Copies of one pair of dtypes, converted where the two differ (to nearest even)."""
+
+    writes: list[torch.Tensor]
+    reads: list[torch.Tensor]
+
+    def run(self) -> None:
+        """One call, whatever the number of tensors."""
+        torch._foreach_copy_(self.writes, self.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRound:
+    """One round: what fills the send buffer, what goes where, what empties the receive buffer."""
+
+    pack: tuple[Batch, ...]
+    exchange: Exchange
+    unpack: tuple[Batch, ...]
+    relay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plan over live storage."""
+
+    copies: tuple[Batch, ...]
+    fills: list[torch.Tensor]
+    rounds: tuple[CompiledRound, ...]
+    echoes: tuple[Batch, ...]
+
+
+class Compiler:
+    """Compiles the parts of a plan for one rank.
+
+    Args:
+        plan: the rank's.
+        source, destination: the rank's live tensors; every view of the plan must lie inside them (`view_problems`).
+        staging: buffers of the plan's sizes.
+        world: ranks of the group that exchanges.
+    """
+
+    def __init__(self, plan: Plan, source: Tensors, destination: Tensors, staging: Staging, world: int) -> None:
+        self.plan = plan
+        self.source = {name: tensor.detach() for name, tensor in source.items()}
+        self.destination = {name: tensor.detach() for name, tensor in destination.items()}
+        self.staging = staging
+        self.world = world
+        self._bases: dict[int, torch.Tensor] = {}
+        self._keys: dict[tuple[int, torch.dtype], int] = {}
+
+    def compile(self) -> Program:
+        """All of the plan. Aliases whose two sides are not one storage become copies."""
+        plan = self.plan
+        copies = [self._pair(copy, self.source) for copy in plan.copies]
+        for alias in plan.aliases:
+            read, write = self.source[alias.source], self.destination[alias.destination]
+            if read.data_ptr() != write.data_ptr():
+                copies.append(Pair(self._region(read), self._region(write)))
+        return Program(
+            self._batches(copies),
+            [self.destination[view.param][view.slices] for view in plan.fills],
+            tuple(self._round(one, k % len(self.staging.send)) for k, one in enumerate(plan.rounds)),
+            self._batches(self._pair(echo, self.destination) for echo in plan.echoes),
+        )
+
+    def _round(self, one: Round, slot: int) -> CompiledRound:
+        send, receive = self.staging.send[slot], self.staging.receive[slot]
+        origin = self.destination if one.relay else self.source
+        pack = [Pair(view, staged) for view, staged in self._staged(one.sends, origin, send)]
+        unpack = [Pair(staged, view) for view, staged in self._staged(one.receives, self.destination, receive)]
+        send_splits, receive_splits = self._splits(one.sends), self._splits(one.receives)
+        exchange = Exchange(send[: sum(send_splits)], receive[: sum(receive_splits)], send_splits, receive_splits)
+        return CompiledRound(self._batches(pack), exchange, self._batches(unpack), one.relay)
+
+    def _staged(
+        self, messages: Sequence[Message], tensors: Tensors, buffer: torch.Tensor
+    ) -> Iterator[tuple[Region, Region]]:
+        """Each segment's region in its parameter, and in the buffer."""
+        elements = {dtype: _elements(buffer, dtype) for dtype in _wire_dtypes(messages)}
+        for message in messages:
+            for segment in message.segments:
+                base = elements[torch_dtype(segment.wire_dtype)]
+                start = segment.offset // base.itemsize
+                yield self._view(tensors, segment.view), self._region(base[start : start + segment.view.size])
+
+    def _splits(self, messages: Iterable[Message]) -> list[int]:
+        """Bytes by rank; every message is rounded up to whole elements of the largest dtype, as the plan lays them."""
+        item = self.plan.planner.item_bytes
+        splits = [0] * self.world
+        for message in messages:
+            splits[message.peer] = -(-message.nbytes // item) * item
+        return splits
+
+    def _pair(self, copy: Copy, origin: Tensors) -> Pair:
+        return Pair(self._view(origin, copy.source), self._view(self.destination, copy.destination))
+
+    def _view(self, tensors: Tensors, view: View) -> Region:
+        return self._region(tensors[view.param][view.slices])
+
+    def _region(self, view: torch.Tensor) -> Region:
+        place = (view.untyped_storage()._cdata, view.dtype)
+        key = self._keys.setdefault(place, len(self._keys))
+        self._bases.setdefault(key, view)
+        return Region(key, int(view.storage_offset()), tuple(view.shape), view.stride())
+
+    def _batches(self, pairs: Iterable[Pair]) -> tuple[Batch, ...]:
+        groups: dict[tuple[torch.dtype, torch.dtype, bool], Batch] = {}
+        for pair in merge(pairs):
+            read, write = self._tensor(pair.read), self._tensor(pair.write)
+            batch = groups.setdefault((read.dtype, write.dtype, pair.dense), Batch([], []))
+            batch.reads.append(read)
+            batch.writes.append(write)
+        return tuple(groups.values())
+
+    def _tensor(self, region: Region) -> torch.Tensor:
+        return self._bases[region.storage].as_strided(region.sizes, region.strides, region.offset)
+
+
+def view_problems(plan: Plan, source: Tensors, destination: Tensors) -> list[str]:
+    """Views of the plan that lie outside a tensor, or have another dtype than it."""
+    found: dict[str, None] = {}
+    for side, tensors, views in (
+        ("source", source, _source_views(plan)),
+        ("destination", destination, _destination_views(plan)),
+    ):
+        for view in views:
+            tensor = tensors.get(view.param)
+            if tensor is None:
+                found[f"{side} {view.param} is in the plan and not among the tensors"] = None
+            elif tensor.dtype != torch_dtype(view.dtype):
+                found[f"{side} {view.param} is {tensor.dtype}, the plan was made for {view.dtype}"] = None
+            elif len(view.extent) != tensor.dim() or any(
+                s.stop > n for s, n in zip(view.slices, tensor.shape, strict=True)
+            ):
+                found[f"{side} {view.param} has shape {list(tensor.shape)}, the plan uses {view.slices} of it"] = None
+    return list(found)
+
+
+def _source_views(plan: Plan) -> Iterator[View]:
+    yield from (copy.source for copy in plan.copies)
+    yield from (s.view for r in plan.rounds if not r.relay for m in r.sends for s in m.segments)
+
+
+def _destination_views(plan: Plan) -> Iterator[View]:
+    yield from (copy.destination for copy in plan.copies)
+    yield from plan.fills
+    yield from (s.view for r in plan.rounds if r.relay for m in r.sends for s in m.segments)
+    yield from (s.view for r in plan.rounds for m in r.receives for s in m.segments)
+    yield from (view for echo in plan.echoes for view in (echo.source, echo.destination))
+
+
+def staging_sizes(plan: Plan) -> tuple[int, int]:
+    """Bytes of one slot's send and receive buffer, the rounding of the last message included."""
+    item = plan.planner.item_bytes
+    return -(-plan.send_staging_bytes // item) * item, -(-plan.receive_staging_bytes // item) * item
+
+
+@cache
+def torch_dtype(name: str) -> torch.dtype:
+    """torch.bfloat16 for `bfloat16`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _wire_dtypes(messages: Iterable[Message]) -> set[torch.dtype]:
+    return {torch_dtype(segment.wire_dtype) for message in messages for segment in message.segments}
+
+
+def _elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype)

@@ -1,0 +1,98 @@
+"""Live tensors on both sides of a reshard: whether they are what the plan was made for, and stay where they are."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+"""A rank's parameters and buffers by the names of its layout."""
+
+
+class _Home(NamedTuple):
+    """Where a tensor lay when it was recorded."""
+
+    storage: int
+    offset: int
+    nbytes: int
+
+
+class Storages:
+    """Remembers where tensors lie, and finds those that have been given other storage since.
+
+    Views compiled over a storage go on writing to it after a careless `param.data = …`: the old storage would get the
+    weights and the engine would never see them. A storage that was released and taken back in place
+    (`storage.resize_`) is still the same one, wherever its bytes are now.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = dict(tensors)
+        self._homes = {name: _home(tensor) for name, tensor in tensors.items()}
+        self._pointers = self._addresses()
+
+    def problems(self) -> list[str]:
+        """A line for each tensor that lies elsewhere or whose storage is released; quick where nothing moved."""
+        pointers = self._addresses()
+        if pointers == self._pointers:
+            return []
+        found = []
+        for name, tensor in self._tensors.items():
+            now, then = _home(tensor), self._homes[name]
+            if now.nbytes < then.nbytes:
+                found.append(f"{name}: its storage of {then.nbytes} bytes has {now.nbytes} now; wake its owner first")
+            elif now[:2] != then[:2]:
+                found.append(f"{name} was given another storage: write into it in place, or make a new weight sync")
+        if not found:
+            self._pointers = pointers
+        return found
+
+    def _addresses(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._tensors.values()]
+
+
+def _home(tensor: torch.Tensor) -> _Home:
+    storage = tensor.untyped_storage()
+    return _Home(storage._cdata, int(tensor.storage_offset()), storage.nbytes())
+
+
+def device_problems(source: Tensors, destination: Tensors) -> list[str]:
+    """Tensors that are not all on one device."""
+    places: dict[torch.device, str] = {}
+    for side, tensors in (("the source's", source), ("the destination's", destination)):
+        for name, tensor in tensors.items():
+            places.setdefault(tensor.device, f"{side} {name} is on {tensor.device}")
+    return [] if len(places) <= 1 else [f"tensors are on several devices: {', '.join(places.values())}"]
+
+
+def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[tuple[str, str]]) -> list[str]:
+    """Destination tensors that share bytes with a source or with each other, so that writing one changes the other.
+
+    `aliases` are pairs of a source and a destination that may be the very same bytes.
+    """
+    spans = [(*_span(tensor), True, name) for name, tensor in source.items() if tensor.numel()]
+    spans += [(*_span(tensor), False, name) for name, tensor in destination.items() if tensor.numel()]
+    spans.sort(key=lambda span: (span[0], not span[2]))
+    found = []
+    # By side, the span that reaches furthest so far: a later one that starts before its end overlaps it.
+    furthest: dict[bool, tuple[int, int, str]] = {}
+    for start, stop, is_source, name in spans:
+        for other_is_source, (first, last, other) in furthest.items():
+            if start >= last or (is_source and other_is_source):
+                continue
+            names = (name, other) if is_source else (other, name)
+            if is_source != other_is_source and names in aliases and (start, stop) == (first, last):
+                continue
+            sides = [
+                f"{'source' if side else 'destination'} {n}"
+                for side, n in ((other_is_source, other), (is_source, name))
+            ]
+            found.append(f"{sides[0]} and {sides[1]} share bytes: writing one would change the other")
+        if is_source not in furthest or stop > furthest[is_source][1]:
+            furthest[is_source] = (start, stop, name)
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of a tensor and the one after its last."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()

@@ -1,0 +1,148 @@
+"""Weight sync: from two layouts and the live tensors on both sides to a reshard that is planned, proven and run.
+
+    sync = WeightSync(trainer.layout, trainer.tensors(), engine.layout, engine.parameters(), rank)
+    metrics = sync.run(version)     # raises, or the engine's parameters are the trainer's, on all ranks
+
+The golden path (`reshard.golden`) does the same slowly; tests hold the two to the same bits.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from hybridrl.models.weights import Param
+from hybridrl.reshard.checksum import Checker
+from hybridrl.reshard.executor import Executor, Hook
+from hybridrl.reshard.golden_checks import agree, storage_problems
+from hybridrl.reshard.layout import Layout
+from hybridrl.reshard.plan import Plan
+from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, Planner
+from hybridrl.reshard.proof import coverage_problems, peer_problems
+from hybridrl.reshard.rounds import BucketError
+from hybridrl.reshard.storages import Tensors
+from hybridrl.reshard.survey import PlanError
+from hybridrl.reshard.transports import Transport, make_transport
+
+REFUSED = "weights cannot be synchronised"
+
+
+class WeightSync:
+    """The way of all weights from one layout to another, on this rank. Every rank of the world makes and runs its own.
+
+    Made once, run each step: plan, proof and views are computed here and only used after. Tensors stay the caller's;
+    they must be written in place, never given other storage.
+
+    Args:
+        source, source_tensors: the trainer's layout, and this rank's live tensors under its names.
+        destination, destination_tensors: the engine's. The two sides may share storage where they are the same bytes.
+        rank: this rank of the world.
+        bucket_bytes: staging is at most twice this on any rank.
+        ranks_per_node: ranks that share a node, and prefer each other as sources; None where all are equally near.
+        verify: compare checksums after each sync (reads all weights once more).
+        hooks: by name, what rebuilds derived state of the engine after each sync.
+        timeout_s: on gloo, seconds after which an exchange with a rank that does not come fails.
+        clock: see `Executor`.
+
+    Raises WeightError on every rank, before anything is sent or written, where tensors do not fit their layouts, no
+    correct plan exists, or the ranks' plans differ.
+    """
+
+    def __init__(
+        self,
+        source: Layout,
+        source_tensors: Tensors,
+        destination: Layout,
+        destination_tensors: Tensors,
+        rank: int,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        ranks_per_node: int | None = None,
+        verify: bool = False,
+        hooks: Mapping[str, Hook] | None = None,
+        timeout_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        started = time.perf_counter()
+        problems = [f"source {text}" for text in storage_problems(source, source_tensors, rank)]
+        problems += [f"destination {text}" for text in storage_problems(destination, destination_tensors, rank)]
+        agree(REFUSED, problems)
+        self.plan, slots = _plan(source, destination, rank, bucket_bytes, ranks_per_node)
+        agree(REFUSED, coverage_problems(self.plan, _params(destination, rank)))
+        agree(REFUSED, peer_problems(self.plan))
+        self.executor = Executor(
+            self.plan,
+            source_tensors,
+            destination_tensors,
+            _transport(source_tensors, destination_tensors, timeout_s),
+            hooks=hooks,
+            slots=slots,
+            clock=clock,
+        )
+        self._check = Checker(self.plan, source_tensors, destination_tensors) if verify else None
+        self.prepare_seconds = time.perf_counter() - started
+        """Seconds that planning, proof and compilation took."""
+
+    @property
+    def version(self) -> int | None:
+        """Version that the destination holds whole; None before the first sync and after one that failed half-way."""
+        return self.executor.version
+
+    def run(self, version: int) -> dict[str, float]:
+        """Brings the source's weights into the destination as `version`; see `Executor.run`. Collective.
+
+        Returns this rank's metrics: `sync/received_bytes`, `sync/sent_bytes`, `sync/copied_bytes`,
+        `sync/staging_bytes`, and seconds in all (`sync/seconds`), of local copies (`sync/copy_seconds`) and of rounds
+        (`sync/rounds_seconds`).
+        """
+        self.executor.run(version, self._check)
+        plan, seconds = self.plan, self.executor.seconds
+        return {
+            "sync/seconds": seconds.total,
+            "sync/copy_seconds": seconds.copy,
+            "sync/rounds_seconds": seconds.rounds,
+            "sync/received_bytes": float(plan.received_bytes),
+            "sync/sent_bytes": float(plan.sent_bytes),
+            "sync/copied_bytes": float(plan.copied_bytes),
+            "sync/staging_bytes": float(self.executor.staging.nbytes),
+        }
+
+    def close(self) -> None:
+        """Ends the transport."""
+        self.executor.close()
+
+
+def _plan(
+    source: Layout, destination: Layout, rank: int, bucket_bytes: int, ranks_per_node: int | None
+) -> tuple[Plan, int]:
+    """The rank's plan, and how many rounds of it are staged at a time. Raises WeightError on every rank."""
+    found: tuple[Plan, int] | None = None
+    problems: list[str] = []
+    try:
+        planner, slots = _planner(source, destination, bucket_bytes, ranks_per_node)
+        found = planner.plan(rank), slots
+    except PlanError as error:
+        problems += error.problems
+    except BucketError as error:
+        problems.append(str(error))
+    agree(REFUSED, problems)
+    assert found is not None
+    return found
+
+
+def _planner(source: Layout, destination: Layout, bucket_bytes: int, ranks_per_node: int | None) -> tuple[Planner, int]:
+    """Rounds of half a bucket, of which two are staged at a time; of whole buckets, where halves are too small."""
+    try:
+        half = max(1, bucket_bytes // 2)
+        return Planner(source, destination, bucket_bytes=half, ranks_per_node=ranks_per_node), 2
+    except BucketError:
+        return Planner(source, destination, bucket_bytes=bucket_bytes, ranks_per_node=ranks_per_node), 1
+
+
+def _params(layout: Layout, rank: int) -> Mapping[str, Param]:
+    return layout.params(rank) if rank in layout.ranks else {}
+
+
+def _transport(source: Tensors, destination: Tensors, timeout_s: float | None) -> Transport:
+    device = next((tensor.device for tensor in (*source.values(), *destination.values())), torch.device("cpu"))
+    return make_transport(device, timeout_s=timeout_s)

@@ -1,0 +1,28 @@
+"""How staged bytes get to the other ranks: one small file a backend, three methods each."""
+
+import torch
+import torch.distributed as dist
+
+from hybridrl.reshard.transports.base import Exchange, Transport, TransportError
+from hybridrl.reshard.transports.gloo import GlooTransport
+from hybridrl.reshard.transports.nccl import NcclTransport
+from hybridrl.reshard.transports.none import NoTransport
+
+__all__ = ["Exchange", "GlooTransport", "NcclTransport", "NoTransport", "Transport", "TransportError", "make_transport"]
+
+
+def make_transport(
+    device: torch.device, group: dist.ProcessGroup | None = None, timeout_s: float | None = None
+) -> Transport:
+    """The transport for tensors of a device over a group (None: the world, or no one where there is none).
+
+    `timeout_s` bounds each exchange on gloo; NCCL's own watchdog bounds those on a GPU. Raises ValueError for a device
+    that no transport serves.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return NoTransport()
+    if device.type == "cpu":
+        return GlooTransport(group, timeout_s)
+    if device.type == "cuda":
+        return NcclTransport(group)
+    raise ValueError(f"no transport moves tensors of {device}: expected cpu or cuda")

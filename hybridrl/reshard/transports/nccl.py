@@ -1,0 +1,34 @@
+"""NCCL: grouped sends and receives on the communicator's own stream, fenced by events; the host never waits."""
+
+import torch.distributed as dist
+
+from hybridrl.reshard.transports.base import Exchange
+
+
+class NcclTransport:
+    """A `Transport` over an NCCL group (None: the world).
+
+    An all-to-all over NCCL is one group of sends and receives that leaves out what is empty. It runs on the
+    communicator's stream, after what the current stream has enqueued; `finish` makes the current stream, not the host,
+    wait for it. So packing of the next round, enqueued in between, runs beside it. A peer that fails or is too late is
+    the watchdog's of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self._work: dist.Work | None = None
+
+    def start(self, exchange: Exchange) -> None:
+        """See `Transport.start`."""
+        self._work = dist.all_to_all_single(
+            exchange.receive, exchange.send, exchange.receive_splits, exchange.send_splits, self._group, async_op=True
+        )
+
+    def finish(self) -> None:
+        """See `Transport.finish`."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+
+    def close(self) -> None:
+        """The communicator is the group's."""
