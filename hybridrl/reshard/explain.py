@@ -138,10 +138,11 @@ def render(report: Report) -> str:
         lines.append("  ".join([f"{one.rank:>11}", *(f"{value / 1e6:>11,.1f}" for value in values)]))
     if len(report.ranks) > SHOWN_RANKS:
         lines.append(f"  … and {len(report.ranks) - SHOWN_RANKS} more ranks (--json has all)")
+    bound = f"lower bound {report.lower_bound_bytes / 1e6:,.1f}"
     lines += [
         "",
         f"model            {report.model_bytes / 1e9:,.2f} GB",
-        f"received, most   {report.received_bytes_max / 1e6:,.1f} MB (lower bound {report.lower_bound_bytes / 1e6:,.1f})",
+        f"received, most   {report.received_bytes_max / 1e6:,.1f} MB ({bound})",
         f"gathering        {report.gather_bytes / 1e6:,.1f} MB",
         f"rounds           {report.rounds} and {report.relay_rounds} of relays",
         f"planned in       {report.plan_seconds:.2f} s",
