@@ -139,14 +139,16 @@ class Actor:
     def _scale_balance_loss(self, rows: Sequence[Row], plan: Schedule) -> None:
         """Makes the router's load-balancing loss a mean over tokens, as the other losses are.
 
-        Megatron multiplies it by the tokens of each micro-batch and expects the division by all tokens at the end,
-        which is not made here; so the coefficient is divided instead.
+        Megatron multiplies each rank's share of it by the tokens that the rank's router sees (of a sequence-parallel
+        micro-batch, those of one TP rank) and leaves the division by all tokens to the end, where nothing is divided
+        here; so the coefficient is divided instead.
         """
         tokens = sum(self._passes.padded_tokens(rows, indices) for steps in plan.micro_batches for indices in steps)
         for chunk in self._chunks:
             transformer = unwrap(chunk).config
             if transformer.moe_router_load_balancing_type == "aux_loss":
-                transformer.moe_aux_loss_coeff = self.config.model.aux_loss_coef / tokens
+                seen = tokens / self._groups.sizes.tp if transformer.sequence_parallel else tokens
+                transformer.moe_aux_loss_coeff = self.config.model.aux_loss_coef / seen
 
 
 def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> MegatronLayout:

@@ -1,4 +1,4 @@
-"""What the actor's tests run on ranks: a small model, a batch of rows, some updates, and whole tensors gathered back."""
+"""What the actor's tests run on ranks: a small model, rows, some updates, and whole tensors gathered back."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,9 @@ from hybridrl.models.families import load_spec
 from hybridrl.parallel import groups
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.golden import gather
-from hybridrl.training.actor import Actor
+from hybridrl.training.actor import Actor, Reference, training_layout
 from hybridrl.training.losses import make_loss
+from hybridrl.training.optimizer import NonFiniteGradientError
 from hybridrl.training.rows import Row
 
 LENGTHS = (9, 4, 12, 7, 3, 10, 6)
@@ -72,20 +73,13 @@ def with_old_log_probs(rows: list[Row], actor: Actor, noise: float = 0.15) -> li
 
 
 def whole_tensors(actor: Actor, what: str) -> dict[str, torch.Tensor]:
-    """Whole `weights` or `gradients` under Hugging Face names."""
-    tensors = actor.tensors()
+    """Whole `weights` or `gradients` (not of a distributed optimizer, which shards them) by Hugging Face names."""
+    tensors, layout = actor.tensors(), actor.layout
     if what == "gradients":
-        tensors = {name: t.main_grad for name, t in tensors.items() if hasattr(t, "main_grad")}
-    layout = actor.layout if what == "weights" else replace_dtype(actor)
+        tensors = {name: t.main_grad for name, t in tensors.items()}
+        float32 = replace(actor.config, model=replace(actor.config.model, dtype="float32"))
+        layout = training_layout(float32, layout.weights.spec, layout.sizes)
     return {tensor.name: value.clone() for tensor, value in gather(layout, tensors, torch.distributed.get_rank())}
-
-
-def replace_dtype(actor: Actor) -> Any:
-    """The actor's layout with the gradients' dtype."""
-    from hybridrl.training.actor import training_layout
-
-    config = replace(actor.config, model=replace(actor.config.model, dtype="float32"))
-    return training_layout(config, actor.layout.weights.spec, actor.layout.sizes)
 
 
 def updates(folder: Any, steps: int, seed: int = 0, **options: dict[str, Any]) -> dict[str, Any]:
@@ -93,10 +87,100 @@ def updates(folder: Any, steps: int, seed: int = 0, **options: dict[str, Any]) -
     actor = make_actor(folder, **options)
     rows = with_old_log_probs(make_rows(seed=seed), actor)
     loss = make_loss(actor.config.algorithm, 16)
-    result: dict[str, Any] = {"log_probs": actor.log_probs(rows), "entropy": actor.score(rows).entropy, "metrics": []}
+    scores = actor.score(rows)
+    result: dict[str, Any] = {"log_probs": scores.log_probs, "entropy": scores.entropy, "metrics": []}
     for step in range(steps):
         result["metrics"].append(actor.update(rows, loss))
         if step == 0 and not actor.config.optimizer.distributed:
             result["gradients"] = whole_tensors(actor, "gradients")
     result["weights"] = whole_tensors(actor, "weights")
     return result
+
+
+def distinct_parameters(actor: Actor) -> int:
+    """Elements of the whole model, each counted once."""
+    return sum(tensor.size for tensor in actor.layout.weights)
+
+
+def norm_of_ones(folder: Any, **options: dict[str, Any]) -> tuple[float, int]:
+    """The norm that clipping uses where every gradient element of every parameter is 1, and the element count."""
+    actor = make_actor(folder, **options)
+    actor.optimizer.zero_grad()
+    pieces: dict[str, list[Any]] = {}
+    for piece in actor.layout.pieces(torch.distributed.get_rank()):
+        pieces.setdefault(piece.param, []).append(piece)
+    for name, tensor in actor.tensors().items():
+        for piece in pieces[name]:  # not the padding of the vocabulary, whose gradient is always 0
+            tensor.main_grad[piece.slices] = 1.0
+    return actor.optimizer.step().grad_norm, distinct_parameters(actor)
+
+
+def poisoned(folder: Any, bad_steps: tuple[int, ...], steps: int, **options: dict[str, Any]) -> dict[str, Any]:
+    """Updates of which some have a NaN in rank 1's gradient of the output layer: metrics, and weights before each."""
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs(make_rows(), actor)
+    loss = make_loss(actor.config.algorithm, 16)
+    inner, count = actor.optimizer.inner.prepare_grads, -1
+
+    def prepare() -> bool:
+        nonlocal count
+        count += 1
+        result = inner()
+        if count in bad_steps and torch.distributed.get_rank() == 1:
+            parameter = actor.optimizer.inner.chained_optimizers[0].get_parameters()[0]
+            parameter.grad[0] = float("nan")
+        return result
+
+    actor.optimizer.inner.prepare_grads = prepare
+    found: dict[str, Any] = {"weights": [whole_tensors(actor, "weights")], "metrics": [], "error": None}
+    for _ in range(steps):
+        try:
+            found["metrics"].append(actor.update(rows, loss))
+        except NonFiniteGradientError as error:
+            found["error"] = str(error)
+            break
+        found["weights"].append(whole_tensors(actor, "weights"))
+    found["skipped"] = actor.optimizer.skipped
+    return found
+
+
+def broken_weights(folder: Any, steps: int, **options: dict[str, Any]) -> str:
+    """What the error says where a weight of the first layer is NaN."""
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs(make_rows(), actor)
+    name = next(name for name in actor.tensors() if name.endswith("linear_qkv.weight"))
+    with torch.no_grad():
+        actor.tensors()[name].fill_(float("nan"))
+    try:
+        for _ in range(steps):
+            actor.update(rows, make_loss(actor.config.algorithm, 16))
+    except NonFiniteGradientError as error:
+        return str(error)
+    return ""
+
+
+def scored(folder: Any, rows: list[Row], **options: dict[str, Any]) -> tuple[Any, Any]:
+    """Log-probs and entropies of an actor, and of a reference made after the actor was updated."""
+    actor = make_actor(folder, **options)
+    before = actor.score(rows)
+    actor.update(with_old_log_probs(rows, actor), make_loss(actor.config.algorithm, 16))
+    changed = actor.log_probs(rows)
+    reference = Reference(actor.config, actor.layout.weights.spec, actor.layout.sizes, folder=folder)
+    return before, (changed, reference.log_probs(rows))
+
+
+def masked_out(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> tuple[dict[str, float], bool]:
+    """Metrics of an update on rows that train nothing, and whether any gradient was not 0."""
+    actor = make_actor(folder, **options)
+    rows = [replace(row, mask=np.zeros(len(row), np.bool_)) for row in make_rows(lengths=lengths)]
+    metrics = actor.update(with_old_log_probs(rows, actor), make_loss(actor.config.algorithm, 16))
+    return metrics, any(bool(t.main_grad.any()) for t in actor.tensors().values())
+
+
+def balance_gradients(folder: Any, rows: list[Row], **options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Gradients of a second update on rows that train nothing: those of the load-balancing loss alone."""
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs([replace(row, mask=np.zeros(len(row), np.bool_)) for row in rows], actor)
+    for _ in range(2):
+        actor.update(rows, make_loss(actor.config.algorithm, 16))
+    return whole_tensors(actor, "gradients")

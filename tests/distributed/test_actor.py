@@ -1,0 +1,126 @@
+"""One batch, one update: the same log-probs, loss, gradient and weights however the world and the batch are cut."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed import actor_runs
+from tests.models.tiny import tiny_folder
+
+SGD = {"name": "sgd", "lr": 0.05, "clip_grad": 0.0}
+ADAM = {"name": "adam", "lr": 1e-3}
+
+WORLDS = {
+    "dp2": (2, {}),
+    "tp2": (2, {"tp": 2, "etp": 2}),
+    "pp2": (2, {"pp": 2}),
+    "ep2": (2, {"ep": 2}),
+    "tp2-ep2": (2, {"tp": 2, "ep": 2}),
+    "pp2-ep2": (4, {"pp": 2, "ep": 2}),
+    "dp4": (4, {}),
+    "ep4": (4, {"ep": 4}),
+    "tp4-ep4": (4, {"tp": 4, "ep": 4}),
+    "tp2-ep2-etp2": (4, {"tp": 2, "ep": 2, "etp": 2}),
+    "tp2-ep4": (4, {"tp": 2, "ep": 4}),
+    "tp2-pp2-ep2": (4, {"tp": 2, "pp": 2, "ep": 2}),
+    "vpp2": (2, {"pp": 2, "vpp": 2}),
+    "pp2-uneven": (2, {"pp": 2, "first_stage_layers": 3}),
+    "pp4": (4, {"pp": 4}),
+}
+CUTS = {
+    "packed": {},
+    "packed-small": {"max_tokens_per_micro_batch": 16},
+    "packed-1": {"micro_batch_size": 1},
+    "padded": {"packing": False},
+    "padded-2": {"packing": False, "micro_batch_size": 2},
+}
+FAMILIES = ["mixtral", "qwen3_moe_tied", "qwen3_moe_mixed", "qwen3_tied", "qwen2", "llama_biased"]
+DEFAULT = [("dp2", "packed-1"), ("tp2-ep2", "packed-small"), ("pp2", "padded-2")]
+
+
+def run(pool, world, cut, optimizer, variant="qwen3_moe", steps=1):
+    size, parallel = WORLDS.get(world, (1, {}))
+    results = pool.run(
+        actor_runs.updates,
+        world=size,
+        folder=tiny_folder(variant),
+        steps=steps,
+        parallel=parallel,
+        trainer=CUTS[cut],
+        optimizer=optimizer,
+    )
+    for other in results[1:]:
+        assert other["metrics"] == results[0]["metrics"]
+        assert all(np.array_equal(a, b) for a, b in zip(other["log_probs"], results[0]["log_probs"], strict=True))
+    return results[0]
+
+
+_baselines = {}
+
+
+def baseline(pool, variant, optimizer, steps):
+    """The same on one rank, in one pack."""
+    key = (variant, optimizer["name"], steps)
+    if key not in _baselines:
+        _baselines[key] = run(pool, "one", "packed", optimizer, variant, steps)
+    return _baselines[key]
+
+
+def assert_same_update(got, expected):
+    """Log-probs 1e-5, loss 1e-5, each parameter's gradient 1e-5 of its norm, weights 1e-6."""
+    for name in ("log_probs", "entropy"):
+        for ours, theirs in zip(got[name], expected[name], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    for name, value in expected["metrics"][0].items():
+        if name != "micro_batches":
+            assert got["metrics"][0][name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    assert got["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        assert gradient.norm() > 0, name
+        assert (got["gradients"][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(got["weights"][name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("world", "cut"), DEFAULT)
+def test_one_update_does_not_depend_on_the_world(pool, world, cut):
+    assert_same_update(run(pool, world, cut, SGD), baseline(pool, "qwen3_moe", SGD, 1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("world", ["one", *WORLDS])
+def test_one_update_does_not_depend_on_any_world_or_cut(pool, world, cut):
+    assert_same_update(run(pool, world, cut, SGD), baseline(pool, "qwen3_moe", SGD, 1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "variant", ["mixtral", "qwen3_moe_tied", "qwen3_moe_mixed", "qwen3_tied", "qwen2", "llama_biased"]
+)
+@pytest.mark.parametrize("world", ["dp2", "tp2", "pp2", "ep2", "tp2-ep2", "vpp2"])
+def test_one_update_of_each_family_does_not_depend_on_the_world(pool, variant, world):
+    if "moe" not in variant and variant != "mixtral" and "ep" in world:
+        pytest.skip("no experts")
+    assert_same_update(run(pool, world, "packed-small", SGD, variant), baseline(pool, variant, SGD, 1))
+
+
+def assert_same_steps(got, expected):
+    for step, (ours, theirs) in enumerate(zip(got["metrics"], expected["metrics"], strict=True)):
+        assert ours["loss/total"] == pytest.approx(theirs["loss/total"], abs=1e-4), step
+        assert ours["lr"] == theirs["lr"]
+
+
+@pytest.mark.parametrize(("world", "cut", "distributed"), [("dp2", "packed-small", True), ("tp2-ep2", "padded", True)])
+def test_five_adam_steps_do_not_depend_on_the_world(pool, world, cut, distributed):
+    got = run(pool, world, cut, {**ADAM, "distributed": distributed}, steps=5)
+    assert_same_steps(got, baseline(pool, "qwen3_moe", ADAM, 5))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize("cut", ["packed-small", "padded-2"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_five_adam_steps_do_not_depend_on_any_world(pool, world, cut, distributed):
+    got = run(pool, world, cut, {**ADAM, "distributed": distributed}, steps=5)
+    assert_same_steps(got, baseline(pool, "qwen3_moe", ADAM, 5))
