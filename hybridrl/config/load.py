@@ -11,7 +11,7 @@ if __name__ == "__main__":
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import hydra
@@ -27,7 +27,7 @@ from hybridrl.config.validate.bounds import CHOICES
 
 __all__ = ["ConfigError", "compose", "hydra_main", "save_config"]
 
-Names = Mapping[str, Collection[str]]
+Names = Mapping[str, Iterable[str]]
 
 
 def hydra_main(

@@ -8,7 +8,7 @@ from hybridrl.config.schema import Config
 
 
 def config(*overrides: str) -> Config:
-    return compose(["recipe=grpo_tiny_moe", *overrides])
+    return compose(["model.path=builtin:tiny_moe", *overrides])
 
 
 def test_the_derived_table() -> None:
@@ -26,11 +26,15 @@ def test_model_parallel_ranks_share_samples() -> None:
 
 
 def test_supervised_steps_count_examples() -> None:
-    assert batch_arithmetic(compose(["recipe=sft_tiny_moe", "rollout.n=5"]), world=2).samples == 64
+    assert (
+        batch_arithmetic(config("algorithm=sft", "rollout.n=5", "trainer.prompts_per_step=64"), world=2).samples == 64
+    )
 
 
 def test_every_remainder_is_a_problem() -> None:
-    batch = batch_arithmetic(config("trainer.mini_batch_prompts=7", "rollout.n=3"), world=2)
+    batch = batch_arithmetic(
+        config("trainer.prompts_per_step=32", "trainer.mini_batch_prompts=7", "rollout.n=3"), world=2
+    )
     assert len(batch.problems) == 2
 
 

@@ -136,7 +136,8 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     text = "defaults:\n  - /recipe/grpo_tiny_moe\n  - override /algorithm: dapo\n  - _self_\nrollout:\n  n: 16\n"
     found = compose_all(["recipe=mine"], recipe(tmp_path, text))
     assert not found.problems
-    assert (found.config.rollout.n, found.config.rollout.max_response_length) == (16, 8)
+    assert found.config.rollout.n == 16
+    assert found.config.data == compose([TINY]).data
     assert found.config.algorithm.clip_high == 0.28
 
 

@@ -20,13 +20,19 @@ from hybridrl.config.validate.bounds import BOUNDS, CHOICES, get
 from hybridrl.parallel.sizes import ParallelSizes
 from tests.config.models import DENSE, MIXED, MOE, Sizes
 
+BASE = [
+    *("model.path=builtin:tiny_moe", "data.path=builtin:tiny_sums", "rewards.judges=[{name: exact}]"),
+    *("rollout.n=8", "rollout.max_prompt_length=16", "rollout.max_response_length=8"),
+    *("trainer.prompts_per_step=32", "trainer.steps=60", "warm_start.steps=60", "optimizer.lr=1e-3"),
+]
+
 
 def tiny(ranks: int, *overrides: str) -> Config:
     """As `compose`, but without hydra's search for files where no group is chosen: much quicker."""
-    words = ["parallel.ep=1", f"trainer.ranks_per_node={ranks}", *overrides]
+    words = [*BASE, f"trainer.ranks_per_node={ranks}", *overrides]
     if any("." not in word.partition("=")[0] for word in words):
-        return compose(["recipe=grpo_tiny_moe", *words])
-    tree = OmegaConf.merge(asdict(Config()), OmegaConf.load(RECIPES / "grpo_tiny_moe.yaml"))
+        return compose(words)
+    tree = OmegaConf.create(asdict(Config()))
     for override in OverridesParser.create().parse_overrides(words):
         OmegaConf.update(tree, override.key_or_group, override.value())
     config, wrong = build(Config, OmegaConf.to_container(tree, resolve=True))
@@ -206,7 +212,7 @@ def test_a_wrong_value_is_reported_once_and_not_again_in_combinations() -> None:
     [(1, 1, "--nproc-per-node 2"), (4, 2, "world=4 was started"), (2, 1, "1 ranks were started on this node")],
 )
 def test_the_ranks_that_were_started_must_be_those_stated(world: int, local: int, word: str) -> None:
-    config = compose(["recipe=grpo_tiny_moe"])
+    config = tiny(2)
     (text,) = validate(config, world=world, local_world=local)
     assert word in text
     assert validate(config, world=2, local_world=2) == []
@@ -296,3 +302,8 @@ def test_stages_that_pass_hold_every_layer_once(pp: int, vpp: int, first: int | 
         assert len(stages) == pp
         assert sum(s or 0 for s in stages) == 12
         assert all(s and s % vpp == 0 for s in stages)
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_every_recipe_can_run_on_the_hardware_it_states(recipe: str) -> None:
+    assert validate(compose([f"recipe={recipe}"]), files=False) == []

@@ -1,6 +1,6 @@
 """Everything that makes a configuration impossible, found before anything is started. Pure: no torch, no processes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from itertools import chain
 
@@ -24,7 +24,7 @@ def validate(
     *,
     local_world: int | None = None,
     device: str | None = None,
-    names: Mapping[str, Collection[str]] | None = None,
+    names: Mapping[str, Iterable[str]] | None = None,
     files: bool = True,
 ) -> list[str]:
     """Every mistake, each naming its keys, what was found and what was expected; empty where the run is possible.
