@@ -1,5 +1,6 @@
 """A model and a run's settings → Megatron's `TransformerConfig`: everything that changes the function computed."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from hybridrl.models.settings import UnsupportedModelError
 from hybridrl.models.spec import ModelSpec, MoeSpec
 
 
+def uses_transformer_engine() -> bool:
+    """Whether models are made of Transformer Engine's modules here (on CUDA), whose parameters have other names."""
+    return torch.cuda.is_available()
+
+
 def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     """Megatron's configuration for this machine: the local implementation on a CPU, Transformer Engine's on a GPU.
 
@@ -18,8 +24,10 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     which also marks the parameters that are sharded. Raises UnsupportedModelError with every setting that Megatron
     cannot honour.
     """
-    on_cpu = not torch.cuda.is_available()
-    problems = checks.problems(spec, config, on_cpu=on_cpu)
+    fused = uses_transformer_engine()
+    problems = checks.problems(spec, config, on_cpu=not fused)
+    if fused and find_spec("transformer_engine") is None:
+        problems.append("CUDA without Transformer Engine; supported: with it, `pip install 'hybridrl[gpu]'`")
     if problems:
         raise UnsupportedModelError("training this model so", problems)
     fields = {
@@ -30,10 +38,10 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
         "init_method": torch.nn.init.zeros_,
         "output_layer_init_method": torch.nn.init.zeros_,
         "embedding_init_method": torch.nn.init.zeros_,
-        "transformer_impl": "local" if on_cpu else "transformer_engine",
+        "transformer_impl": "transformer_engine" if fused else "local",
     }
     if spec.moe is not None:
-        fields |= _experts(spec.moe, config, grouped=not on_cpu)
+        fields |= _experts(spec.moe, config, grouped=fused)
     return TransformerConfig(**fields)
 
 

@@ -1,0 +1,33 @@
+"""Rotary frequencies against transformers' own."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from hybridrl.models.megatron.rope import frequencies
+from tests.models.megatron.test_config import SPEC
+
+SCALINGS = [
+    {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    {"factor": 3.0, "low_freq_factor": 2.0, "high_freq_factor": 9.0, "original_max_position_embeddings": 256},
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_llama3_scaling_equals_transformers(scaling: dict[str, Any]) -> None:
+    rope = {"rope_type": "llama3", **scaling}
+    spec = dataclasses.replace(SPEC, head_dim=128, rope_theta=500000.0, rope_scaling=rope)
+    config = LlamaConfig(head_dim=128, rope_parameters={**rope, "rope_theta": 500000.0}, max_position_embeddings=131072)
+    expected, factor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    assert factor == 1.0
+    torch.testing.assert_close(frequencies(spec), expected, rtol=2e-6, atol=0)
+
+
+def test_unscaled_frequencies_are_powers_of_the_base() -> None:
+    found = frequencies(dataclasses.replace(SPEC, head_dim=4, rope_theta=10000.0))
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.01]))
