@@ -63,12 +63,15 @@ class Agreement:
     def __init__(self, device: torch.device) -> None:
         self._alone = not dist.is_initialized() or dist.get_world_size() == 1
         self._flags = torch.zeros(3, dtype=torch.int64, device=device)
+        self._failed, self._highest, self._lowest = self._flags.unbind()
 
     def settle(self, version: int, problem: str = "") -> list[str]:
         """The problems of all ranks, alike on all; empty where all are well. Collective."""
         if self._alone:
             return [problem] if problem else []
-        self._flags.copy_(torch.tensor([bool(problem), version, -version]))
+        self._failed.fill_(bool(problem))
+        self._highest.fill_(version)
+        self._lowest.fill_(-version)  # its negative: the maximum of both is one collective
         dist.all_reduce(self._flags, dist.ReduceOp.MAX)
         failed, highest, lowest = self._flags.tolist()
         if not failed and highest == -lowest:

@@ -93,72 +93,76 @@ class Executor:
         if told:
             raise SyncError(f"weights {version} were not synchronised", told, touched=False)
         self.version = None
-        outcome = Outcome()
+        work, wire = Outcome(), Outcome()
         with torch.inference_mode():
-            self._write(outcome)
-        if check is not None:
-            with outcome:
+            self._write(work, wire)
+        if check is not None and not wire.failed:
+            with work:
                 check()
-        self._finish(version, outcome)
+        self._finish(version, wire if wire.failed else work)
         self.seconds.total = self._clock() - start
 
     def close(self) -> None:
         """Ends the transport."""
         self._transport.close()
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, work: Outcome, wire: Outcome) -> None:
         began = self._clock()
-        with outcome:
+        with work:
             _run(self._program.copies)
             if self._program.fills:
                 torch._foreach_zero_(self._program.fills)
         copied = self._clock()
-        self._exchange(outcome)
+        self._exchange(work, wire)
         exchanged = self._clock()
-        if not outcome.failed:
-            with outcome:
+        if not work.failed and not wire.failed:
+            with work:
                 _run(self._program.echoes)
         self.seconds.copy = copied - began + self._clock() - exchanged
         self.seconds.rounds = exchanged - copied
-        if not outcome.failed:
-            with outcome:
+        if not work.failed and not wire.failed:
+            with work:
                 self._rebuild()
 
-    def _exchange(self, outcome: Outcome) -> None:
-        """All rounds. After an error the rank packs and unpacks no more but joins every exchange: the others wait."""
-        rounds = self._program.rounds
-        ahead = len(self.staging.send) > 1
-        if rounds:
-            self._pack(rounds[0], outcome)
-            self._start(rounds[0], outcome)
-        for k, one in enumerate(rounds):
-            following = rounds[k + 1] if k + 1 < len(rounds) else None
-            # The first relay passes on what the round before it has yet to unpack.
-            early = ahead and following is not None and following.relay == one.relay
-            if following is not None and early:
-                self._pack(following, outcome)
-            with outcome:
-                self._transport.finish()
-            if following is not None and early:
-                self._start(following, outcome)
-            self._unpack(one, outcome)
-            if following is not None and not early:
-                self._pack(following, outcome)
-                self._start(following, outcome)
+    def _exchange(self, work: Outcome, wire: Outcome) -> None:
+        """All rounds.
 
-    def _pack(self, one: CompiledRound, outcome: Outcome) -> None:
-        if not outcome.failed:
-            with outcome:
+        After an error of its own (`work`) the rank packs and unpacks no more but joins every exchange: the others wait
+        for it. After an error of the transport (`wire`) there is nothing left to join: theirs fail as well.
+        """
+        rounds = self._program.rounds
+        self._begin(rounds[:1], work, wire)
+        for k, one in enumerate(rounds):
+            following = rounds[k + 1 : k + 2]
+            # The first relay passes on what the round before it has yet to unpack.
+            early = len(self.staging.send) > 1 and all(other.relay == one.relay for other in following)
+            if early:
+                self._pack(following, work)
+            if not wire.failed:
+                with wire:
+                    self._transport.finish()
+            if early:
+                self._start(following, wire)
+            if not work.failed and not wire.failed:
+                with work:
+                    _run(one.unpack)
+            if not early:
+                self._begin(following, work, wire)
+
+    def _begin(self, following: Sequence[CompiledRound], work: Outcome, wire: Outcome) -> None:
+        self._pack(following, work)
+        self._start(following, wire)
+
+    def _pack(self, following: Sequence[CompiledRound], work: Outcome) -> None:
+        """Packs the one round there is, or none."""
+        for one in () if work.failed else following:
+            with work:
                 _run(one.pack)
 
-    def _start(self, one: CompiledRound, outcome: Outcome) -> None:
-        with outcome:
-            self._transport.start(one.exchange)
-
-    def _unpack(self, one: CompiledRound, outcome: Outcome) -> None:
-        if not outcome.failed:
-            with outcome:
-                _run(one.unpack)
+    def _start(self, following: Sequence[CompiledRound], wire: Outcome) -> None:
+        for one in () if wire.failed else following:
+            with wire:
+                self._transport.start(one.exchange)
 
     def _rebuild(self) -> None:
         for name in dict.fromkeys(derived.hook for derived in self.plan.derived):

@@ -41,8 +41,9 @@ class WeightSync:
         ranks_per_node: ranks that share a node, and prefer each other as sources; None where all are equally near.
         verify: compare checksums after each sync (reads all weights once more).
         hooks: by name, what rebuilds derived state of the engine after each sync.
-        timeout_s: on gloo, seconds after which an exchange with a rank that does not come fails.
         clock: see `Executor`.
+
+    A rank that does not come to an exchange is given up after the process group's own timeout.
 
     Raises WeightError on every rank, before anything is sent or written, where tensors do not fit their layouts, no
     correct plan exists, or the ranks' plans differ.
@@ -60,7 +61,6 @@ class WeightSync:
         ranks_per_node: int | None = None,
         verify: bool = False,
         hooks: Mapping[str, Hook] | None = None,
-        timeout_s: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         started = time.perf_counter()
@@ -74,7 +74,7 @@ class WeightSync:
             self.plan,
             source_tensors,
             destination_tensors,
-            _transport(source_tensors, destination_tensors, timeout_s),
+            _transport(source_tensors, destination_tensors),
             hooks=hooks,
             slots=slots,
             clock=clock,
@@ -143,6 +143,6 @@ def _params(layout: Layout, rank: int) -> Mapping[str, Param]:
     return layout.params(rank) if rank in layout.ranks else {}
 
 
-def _transport(source: Tensors, destination: Tensors, timeout_s: float | None) -> Transport:
+def _transport(source: Tensors, destination: Tensors) -> Transport:
     device = next((tensor.device for tensor in (*source.values(), *destination.values())), torch.device("cpu"))
-    return make_transport(device, timeout_s=timeout_s)
+    return make_transport(device)

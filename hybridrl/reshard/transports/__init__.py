@@ -11,18 +11,15 @@ from hybridrl.reshard.transports.none import NoTransport
 __all__ = ["Exchange", "GlooTransport", "NcclTransport", "NoTransport", "Transport", "TransportError", "make_transport"]
 
 
-def make_transport(
-    device: torch.device, group: dist.ProcessGroup | None = None, timeout_s: float | None = None
-) -> Transport:
+def make_transport(device: torch.device, group: dist.ProcessGroup | None = None) -> Transport:
     """The transport for tensors of a device over a group (None: the world, or no one where there is none).
 
-    `timeout_s` bounds each exchange on gloo; NCCL's own watchdog bounds those on a GPU. Raises ValueError for a device
-    that no transport serves.
+    Raises ValueError for a device that no transport serves.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return NoTransport()
     if device.type == "cpu":
-        return GlooTransport(group, timeout_s)
+        return GlooTransport(group)
     if device.type == "cuda":
         return NcclTransport(group)
     raise ValueError(f"no transport moves tensors of {device}: expected cpu or cuda")

@@ -4,23 +4,16 @@ Measured on four ranks of one machine (loopback, 12 and 48 MB a rank), gloo's al
 batches of `isend` and `irecv`, whole or in chunks of 1 MB, or faster; and all ranks join it by its nature.
 """
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
 from hybridrl.reshard.transports.base import Exchange, TransportError
 
 
 class GlooTransport:
-    """A `Transport` over a gloo group (None: the world).
+    """A `Transport` over a gloo group (None: the world), whose timeout bounds each exchange."""
 
-    Args:
-        timeout_s: an exchange that is not over after so many seconds fails; None leaves it to the group's own timeout.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
-        self._timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         self._work: dist.Work | None = None
 
     def start(self, exchange: Exchange) -> None:
@@ -35,7 +28,7 @@ class GlooTransport:
         if work is None:
             return
         try:
-            done = work.wait() if self._timeout is None else work.wait(self._timeout)
+            done = work.wait()
         except RuntimeError as error:
             raise TransportError(f"the exchange with the other ranks failed: {error}") from error
         if not done:
