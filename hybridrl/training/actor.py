@@ -141,7 +141,7 @@ class Actor:
 
         Megatron multiplies each rank's share of it by the tokens that the rank's router sees (of a sequence-parallel
         micro-batch, those of one TP rank) and leaves the division by all tokens to the end, where nothing is divided
-        here; so the coefficient is divided instead.
+        here; so the coefficient is divided instead. Padding takes part in the balance like any token.
         """
         tokens = sum(self._passes.padded_tokens(rows, indices) for steps in plan.micro_batches for indices in steps)
         for chunk in self._chunks:

@@ -184,3 +184,15 @@ def balance_gradients(folder: Any, rows: list[Row], **options: dict[str, Any]) -
     for _ in range(2):
         actor.update(rows, make_loss(actor.config.algorithm, 16))
     return whole_tensors(actor, "gradients")
+
+
+def after_a_detour(folder: Any, detour: int, **options: dict[str, Any]) -> dict[str, Any]:
+    """An update after `detour` others at a learning rate of 0 whose moments are then forgotten."""
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs(make_rows(), actor)
+    loss = make_loss(actor.config.algorithm, 16)
+    for _ in range(detour):
+        actor.update(rows, loss, lr=0.0)
+    if detour:
+        actor.optimizer.forget()
+    return {"metrics": actor.update(rows, loss), "weights": whole_tensors(actor, "weights")}

@@ -35,7 +35,7 @@ CUTS = {
     "padded-2": {"packing": False, "micro_batch_size": 2},
 }
 FAMILIES = ["mixtral", "qwen3_moe_tied", "qwen3_moe_mixed", "qwen3_tied", "qwen2", "llama_biased"]
-DEFAULT = [("dp2", "packed-1"), ("tp2-ep2", "packed-small"), ("pp2", "padded-2")]
+DEFAULT = [("dp2", "packed-1"), ("tp2-ep2", "packed-small"), ("pp2", "padded-2"), ("vpp2", "packed-small")]
 
 
 def run(pool, world, cut, optimizer, variant="qwen3_moe", steps=1):

@@ -226,3 +226,12 @@ def test_the_load_balancing_loss_is_a_mean_over_tokens(pool, world, parallel, co
         for name in names:
             error = (gradients[name] - expected[name]).norm()
             assert error <= 1e-4 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_forgotten_steps_outside_the_schedule_leave_no_trace(pool, distributed):
+    run = {"folder": tiny_folder("qwen3_moe"), "optimizer": {"distributed": distributed, "warmup_steps": 5}}
+    plain, detour = (pool.run(actor_runs.after_a_detour, world=2, detour=n, **run)[0] for n in (0, 2))
+    assert plain["metrics"] == detour["metrics"]
+    for name, weight in plain["weights"].items():
+        assert torch.equal(weight, detour["weights"][name]), name
