@@ -77,6 +77,4 @@ TOTALS = ("tokens/trained", "micro_batches", "update/skipped")
 
 def combine(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     """The metrics of a step from those of its updates."""
-    return {
-        key: sum(update[key] for update in updates) / (1 if key in TOTALS else len(updates)) for key in updates[0]
-    }
+    return {key: sum(update[key] for update in updates) / (1 if key in TOTALS else len(updates)) for key in updates[0]}
