@@ -24,7 +24,7 @@ from hybridrl.models.families import load_spec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.sizes import ParallelSizes
-from hybridrl.reshard.golden import golden_sync
+from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.score import Judges, reward_metrics
 from hybridrl.rollout.causal_model import eos_token_ids
 from hybridrl.rollout.collect import share
@@ -99,6 +99,7 @@ class Session:
         if not self.supervised:
             self.judges = self._stack.enter_context(Judges(config.rewards))
             self.engine = self._make_engine()
+            self._sync = self._stack.enter_context(self._make_sync())
             self._leads = self._is_leader()
             if config.algorithm.kl.where != "none":
                 self.reference = Reference(config, spec, sizes, folder=self.model_folder)
@@ -130,6 +131,19 @@ class Session:
             max_batch_size=config.rollout.max_batch_size,
         )
 
+    def _make_sync(self) -> WeightSync:
+        config, engine = self.config, self.engine
+        return WeightSync(
+            self.actor.layout,
+            self.actor.tensors(),
+            engine.layout,
+            engine.parameters(),
+            self.rank,
+            bucket_bytes=config.reshard.bucket_bytes,
+            ranks_per_node=config.trainer.ranks_per_node,
+            verify=config.reshard.verify,
+        )
+
     def _is_leader(self) -> bool:
         """Whether this is the lowest rank of its replica: the one whose samples and rewards count."""
         replicas: list[int | None] = [None] * dist.get_world_size()
@@ -153,10 +167,7 @@ class Session:
     def sync_weights(self, version: int) -> None:
         """Brings the trained weights into the engine, and into service as `version`."""
         self.engine.wake()
-        engine = self.engine
-        golden_sync(
-            self.actor.layout, self.actor.tensors(), engine.layout, engine.parameters(), self.rank, convert=True
-        )
+        self._sync.run(version)
         self.engine.publish(version)
 
     def judge(self, local: Sequence[Sample], requests: Sequence[Request]) -> tuple[list[Sample], dict[str, float]]:
@@ -174,8 +185,7 @@ class Session:
         Raises MismatchError, on all ranks, where the mismatch exceeds `trainer.max_mismatch`.
         """
         rows = [
-            row.with_fields(old_log_probs=values)
-            for row, values in zip(rows, self.actor.log_probs(rows), strict=True)
+            row.with_fields(old_log_probs=values) for row, values in zip(rows, self.actor.log_probs(rows), strict=True)
         ]
         if self.reference is not None:
             found = self.reference.log_probs(rows)

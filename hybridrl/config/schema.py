@@ -90,6 +90,19 @@ class RolloutConfig:
 
 
 @dataclass(kw_only=True)
+class ReshardConfig:
+    """How trained weights get into the engine."""
+
+    bucket_bytes: int = 256 * 2**20
+    """At most twice this many bytes are staged on a rank while weights are exchanged."""
+    placement: str = "identity"
+    """Which ranks the engine's replicas are made of: `identity` (0, 1, 2, …), or `auto`, those that leave most bytes in
+    place."""
+    verify: bool = False
+    """Compare checksums of sent and received weights after each sync."""
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Prompts, or demonstrations for supervised training."""
 
@@ -257,6 +270,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reshard: ReshardConfig = field(default_factory=ReshardConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

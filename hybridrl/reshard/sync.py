@@ -8,6 +8,7 @@ The golden path (`reshard.golden`) does the same slowly; tests hold the two to t
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 
@@ -110,6 +111,12 @@ class WeightSync:
     def close(self) -> None:
         """Ends the transport."""
         self.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def _plan(

@@ -27,6 +27,11 @@ def _sizes(config: Config, world: int) -> Iterator[str]:
                     f"rollout.{key}={size}: rollout.engine=transformers runs whole models on single ranks; set "
                     f"rollout.{key}=1, or rollout.engine=sglang"
                 )
+        if config.reshard.placement != "identity":
+            yield (
+                f"reshard.placement={config.reshard.placement}: rollout.engine=transformers has a whole model on each "
+                "rank, so there is nothing to place; set reshard.placement=identity"
+            )
     if world % rollout.tp:
         yield f"rollout.tp={rollout.tp} does not divide the world={world}: each replica of the engine takes tp ranks"
     for key, what in (("dp", "attention replicas"), ("ep", "groups of experts")):
