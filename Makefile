@@ -51,3 +51,5 @@ format: install  ## let ruff rewrite
 clean:  ## remove caches and builds; .venv and outputs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+-include sglang.mk

@@ -72,6 +72,9 @@ class Sample:
     """Each judge's own score, by name."""
     failed: bool = False
     """A judge failed on it."""
+    routed_experts: Any = None
+    """int32 array [prompt + response - 1 tokens, layers, top-k] of the experts that each token was routed to, from an
+    engine that was asked for them; it stays on the rank that generated the sample."""
 
     def __post_init__(self) -> None:
         if not self.mask:

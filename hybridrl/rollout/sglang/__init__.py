@@ -1,0 +1,1 @@
+"""The SGLang engine. Importing this package imports neither torch nor SGLang."""

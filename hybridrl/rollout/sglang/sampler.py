@@ -1,0 +1,52 @@
+"""The sampler that SGLang is given: hybridrl's own distribution and draws, by each request's seed.
+
+SGLang's samplers draw from the process's random state (so tensor-parallel ranks may differ) or, where deterministic
+inference is on, by a hash that exists as a CUDA kernel only; and they return log-probs before top-p and top-k. This
+one takes their place in the model runner and shares `hybridrl.rollout.sampling` with the embedded engine: both draw the
+same tokens for the same seed, up to the rounding of the logits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridrl.rollout import sampling
+from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.trace import Trace
+
+
+class SeededSampler(sg.Sampler):
+    """Draws row i of a batch by `rows[i]`, a list that the scheduler sets before every forward pass."""
+
+    vocab_limit: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Sequence[Trace] = ()
+        self._log_probs: Tensor | None = None
+
+    def forward(
+        self, logits_output: sg.LogitsProcessorOutput, sampling_info: Any, return_logprob: bool, *_: Any, **__: Any
+    ) -> Tensor:
+        """Token ids [rows] from logits [rows, vocabulary]."""
+        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        if len(logits) != len(self.rows):
+            raise RuntimeError(f"SGLang computed {len(logits)} rows of logits for a batch of {len(self.rows)} requests")
+        filters = sampling.Filters.of([row.request.params for row in self.rows], logits.device)
+        uniforms = torch.tensor([row.uniform for row in self.rows], dtype=torch.float64, device=logits.device)
+        log_probs = sampling.log_probs(logits, filters, self.vocab_limit)
+        tokens = sampling.draw(log_probs, uniforms)
+        # a row of NaN draws past its end
+        self._log_probs = log_probs.gather(1, tokens.clamp(max=log_probs.shape[1] - 1)[:, None])[:, 0]
+        if return_logprob:
+            logits_output.next_token_logprobs = self._log_probs
+        return tokens
+
+    def take_log_probs(self) -> list[float]:
+        """The log-prob of each row's drawn token in the last forward pass. Raises RuntimeError if there was none."""
+        if self._log_probs is None:
+            raise RuntimeError("SGLang ran a batch without calling its sampler")
+        taken, self._log_probs = self._log_probs.tolist(), None
+        return list(taken)

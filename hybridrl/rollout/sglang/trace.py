@@ -1,0 +1,90 @@
+"""What one request has produced so far, kept by us rather than read back from SGLang.
+
+So nothing is lost where SGLang keeps nothing (a request that is aborted in the queue, or after it was retracted), and
+every token carries the log-prob and the weight version that it was sampled with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridrl.rollout.samples import Finish, Request, Sample
+from hybridrl.rollout.seeds import UniformStream
+
+
+@dataclass
+class Trace:
+    """A request in the engine: its tokens, their log-probs and versions, and its source of uniform numbers."""
+
+    request: Request
+    max_new_tokens: int
+    """The request's own limit, or what the context leaves."""
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was found in the prefix cache when the request was first admitted."""
+    retractions: int = 0
+    routed_experts: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        self._uniforms = UniformStream(self.request.seed)
+
+    @property
+    def uniform(self) -> float:
+        """The number that decides the next token: by the request's seed and the token's index alone."""
+        return self._uniforms[len(self.tokens)]
+
+    def append(self, token: int, log_prob: float, version: int) -> None:
+        """Takes a sampled token, and ends the request where it stops or fills its limit."""
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        if token in self.request.params.stop_token_ids:
+            self.finish = Finish.STOP
+        elif len(self.tokens) >= self.max_new_tokens:
+            self.finish = Finish.LENGTH
+
+    def sample(self) -> Sample:
+        """The sample, of a request that has ended. Raises ValueError otherwise."""
+        if self.finish is None:
+            raise ValueError(f"prompt {self.request.prompt.id}, sample {self.request.index} has not ended")
+        return Sample(
+            prompt=self.request.prompt,
+            index=self.request.index,
+            response_ids=self.tokens,
+            log_probs=self.log_probs,
+            versions=self.versions,
+            finish=self.finish,
+            routed_experts=self.routed_experts,
+        )
+
+
+def problems(requests: Sequence[Request], *, vocab_size: int, kv_tokens: int, max_positions: int) -> list[str]:
+    """Why these requests cannot be served, each in words. `kv_tokens` is the capacity of a replica's KV cache."""
+    found = []
+    for prompt in {id(r.prompt): r.prompt for r in requests}.values():
+        if not prompt.token_ids:
+            found.append(f"prompt {prompt.id} has no tokens")
+        elif not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab_size:
+            found.append(
+                f"prompt {prompt.id} has token ids from {min(prompt.token_ids)} to {max(prompt.token_ids)}, the "
+                f"model's are 0 to {vocab_size - 1}"
+            )
+    for r in requests:
+        wanted = len(r.prompt.token_ids) + budget(r, max_positions)
+        if wanted > kv_tokens:
+            found.append(
+                f"prompt {r.prompt.id}, sample {r.index}: {len(r.prompt.token_ids)} prompt tokens and "
+                f"{budget(r, max_positions)} response tokens do not fit the KV cache of {kv_tokens} tokens; raise "
+                "rollout.sglang.kv_tokens"
+            )
+    return found
+
+
+def budget(request: Request, max_positions: int) -> int:
+    """Response tokens that a request may have: its own limit, within the model's context."""
+    return max(0, min(request.params.max_new_tokens, max_positions - len(request.prompt.token_ids)))
