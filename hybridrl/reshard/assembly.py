@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hybridrl.models.weights import Box, Tensor
+from hybridrl.reshard.boxes import stripe
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.moves import Move, merge, view_of
 from hybridrl.reshard.plan import View
@@ -86,17 +87,24 @@ class Assembler:
         need, me, sender = route.need, flow.receiver_index(self.rank), flow.source_index(self.rank)
         if me is None and sender is None:
             return
-        parts = flow.parts(need.box)
-        team = () if me is None else flow.team_of(self.rank)
-        stripes = {rank: parts[flow.receivers.searchsorted(rank)] for rank in team}
+        stripes = self._stripes(flow, need, me)
         for ordinal, (index, tensor) in enumerate(kind.tensors):
             order = (index, *place)
             if me is not None:
-                self._direct(kind, need, tensor, (*order, me), flow.source(ordinal, me), self.rank, parts[me])
+                box = flow.part(need.box, me)
+                self._direct(kind, need, tensor, (*order, me), flow.source(ordinal, me), self.rank, box)
                 self._relay(kind, need, tensor, order, stripes)
                 self._echo(kind, need, tensor, order)
             for i in flow.receivers_of(ordinal, sender) if sender is not None else ():
-                self._direct(kind, need, tensor, (*order, i), self.rank, int(flow.receivers[i]), parts[i])
+                box = flow.part(need.box, i)
+                self._direct(kind, need, tensor, (*order, i), self.rank, int(flow.receivers[i]), box)
+
+    def _stripes(self, flow: Flow, need: Need, me: int | None) -> dict[int, Box | None]:
+        """The stripe that each member of this rank's team fetches; none where boxes are not shared."""
+        if me is None or flow.teams is None:
+            return {}
+        team = flow.teams.of(self.rank)
+        return {rank: stripe(need.box, len(team), i) for i, rank in enumerate(team)}
 
     def _direct(
         self, kind: Kind, need: Need, tensor: Tensor, order: Order, source: int, receiver: int, box: Box | None
@@ -125,8 +133,8 @@ class Assembler:
                         self._streams[True, True][peer].append(((*place, position), move))
 
     def _echo(self, kind: Kind, need: Need, tensor: Tensor, place: Order) -> None:
-        first = self._target_view(kind, tensor, need.targets[0], need.box)
         for target in need.targets[1:]:
+            first = self._target_view(kind, tensor, need.targets[0], need.box)
             view = self._target_view(kind, tensor, target, need.box)
             self._echoes.append(((*place, target), Move(first, view, first.dtype)))
 

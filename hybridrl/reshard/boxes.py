@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
+from math import prod
 
 from hybridrl.models.weights import Box
 
@@ -61,31 +62,28 @@ def complement(box: Box, covered: Iterable[Box]) -> list[Box]:
     return rest
 
 
-def run(box: Box, start: int, stop: int) -> list[Box]:
-    """Disjoint boxes that hold the elements `[start, stop)` of the box in row-major order, in that order."""
-    shape = box.shape
+def run(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and extents of disjoint boxes that hold the elements `[start, stop)` of an array of this shape, in its
+    row-major order."""
     if start >= stop:
         return []
-    if start == 0 and stop == box.size:
-        return [box]
-    row = 1
-    for extent in shape[1:]:
-        row *= extent
+    if len(shape) == 1:
+        return [((start,), (stop - start,))]
+    inner = shape[1:]
+    row = prod(inner)
     first, head = divmod(start, row)
     last, tail = divmod(stop, row)
-    origin = box.start[0]
     if first == last:
-        return _in_row(box, origin + first, head, tail)
-    found = _in_row(box, origin + first, head, row) if head else []
+        return _in_row(inner, first, head, tail)
+    found = _in_row(inner, first, head, row) if head else []
     whole = first + (head > 0)
     if whole < last:
-        found.append(box.narrow(0, origin + whole, origin + last))
-    return found + (_in_row(box, origin + last, 0, tail) if tail else [])
+        found.append(((whole, *(0,) * len(inner)), (last - whole, *inner)))
+    return found + _in_row(inner, last, 0, tail)
 
 
-def _in_row(box: Box, index: int, start: int, stop: int) -> list[Box]:
-    rest = run(Box(box.start[1:], box.stop[1:]), start, stop)
-    return [Box((index, *part.start), (index + 1, *part.stop)) for part in rest]
+def _in_row(inner: tuple[int, ...], index: int, start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [((index, *offset), (1, *extent)) for offset, extent in run(inner, start, stop)]
 
 
 def stripe(box: Box, count: int, index: int) -> Box | None:

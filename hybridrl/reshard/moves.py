@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import add
 
 from hybridrl.models.weights import ITEM_BYTES, Box, Piece
 from hybridrl.reshard.boxes import run
@@ -28,6 +29,8 @@ class Move:
 
 def view_of(piece: Piece, box: Box, dtype: str) -> View:
     """Where a box of the piece lies in the piece's parameter."""
+    if box == piece.box:
+        return View(piece.param, piece.offset, piece.extent, dtype)
     lead = len(piece.offset) - len(box.start)
     at = zip(piece.offset[lead:], box.start, piece.box.start, strict=True)
     offset = piece.offset[:lead] + tuple(o + b - p for o, b, p in at)
@@ -83,12 +86,8 @@ def cut(move: Move, start: int, stop: int, sending: bool) -> list[View]:
         return [view]
     shape = min(move.source.extent, move.destination.extent, key=len)
     lead = len(view.extent) - len(shape)
+    before, origin, ones = view.offset[:lead], view.offset[lead:], (1,) * lead
     return [
-        View(
-            view.param,
-            view.offset[:lead] + tuple(o + s for o, s in zip(view.offset[lead:], part.start, strict=True)),
-            (1,) * lead + part.shape,
-            view.dtype,
-        )
-        for part in run(Box.whole(shape), start, stop)
+        View(view.param, before + tuple(map(add, origin, offset)), ones + extent, view.dtype)
+        for offset, extent in run(shape, start, stop)
     ]

@@ -11,13 +11,14 @@ beside the embedding) it receives once.
 from collections.abc import Callable, Sequence
 
 from hybridrl.models.weights import ITEM_BYTES
-from hybridrl.reshard.assembly import Assembler, Streams
+from hybridrl.reshard.assembly import Assembler
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.local import Shard, find_aliases, find_fills
 from hybridrl.reshard.moves import Move
-from hybridrl.reshard.plan import Alias, Copy, Derived, Plan, Round
-from hybridrl.reshard.rounds import Stream, count_rounds, make_rounds
+from hybridrl.reshard.plan import Alias, Copy, Derived, Plan
+from hybridrl.reshard.rounds import make_rounds
 from hybridrl.reshard.routes import Routes
+from hybridrl.reshard.schedule import make_schedule
 from hybridrl.reshard.survey import survey
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
@@ -57,8 +58,8 @@ class Planner:
         self.routes = Routes(survey(source, destination), self.world, ranks_per_node)
         dtypes = {route.need.wire_dtype for _, served in self.routes.kinds for route in served if route.flows}
         self.item_bytes = max((ITEM_BYTES[dtype] for dtype in dtypes), default=1)
-        self.direct_rounds = count_rounds(self.routes.direct, bucket_bytes, self.item_bytes)
-        self.relay_rounds = count_rounds(self.routes.relayed, bucket_bytes, self.item_bytes)
+        self.direct = make_schedule(self.routes.direct, bucket_bytes, self.item_bytes)
+        self.relayed = make_schedule(self.routes.relayed, bucket_bytes, self.item_bytes)
         self._source_ranks = frozenset(source.ranks)
         self._destination_ranks = frozenset(destination.ranks)
         self._last_shards: tuple[int, tuple[Shard, Shard]] = -1, (({}, ()), ({}, ()))
@@ -78,8 +79,8 @@ class Planner:
             copies=_copies(moves.copies),
             fills=find_fills(rank, self._shards(rank)[1]),
             rounds=(
-                *self._rounds(rank, moves.direct, relay=False),
-                *self._rounds(rank, moves.relayed, relay=True),
+                *make_rounds(rank, moves.direct.sends, moves.direct.receives, self.direct, relay=False),
+                *make_rounds(rank, moves.relayed.sends, moves.relayed.receives, self.relayed, relay=True),
             ),
             echoes=_copies(moves.echoes),
             derived=self._derived(rank),
@@ -115,13 +116,6 @@ class Planner:
     def _derived(self, rank: int) -> tuple[Derived, ...]:
         listed: Callable[[int], Sequence[Derived]] | None = getattr(self.destination, "derived", None)
         return tuple(listed(rank)) if listed and rank in self._destination_ranks else ()
-
-    def _rounds(self, rank: int, streams: Streams, *, relay: bool) -> list[Round]:
-        traffic = self.routes.relayed if relay else self.routes.direct
-        count = self.relay_rounds if relay else self.direct_rounds
-        sends = {p: Stream(moves, int(traffic[rank, p])) for p, moves in streams.sends.items()}
-        receives = {p: Stream(moves, int(traffic[p, rank])) for p, moves in streams.receives.items()}
-        return make_rounds(sends, receives, count, self.item_bytes, relay=relay)
 
 
 def _shard(layout: Layout, rank: int) -> Shard:

@@ -12,7 +12,6 @@ from hybridrl.reshard.bounds import gather_bytes, lower_bound
 from hybridrl.reshard.cost import Interconnect, gather_seconds, plan_seconds
 from hybridrl.reshard.placement import Placement
 from hybridrl.reshard.planner import Planner
-from hybridrl.reshard.rounds import staging_peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def make_report(planner: Planner, seconds: float, placement: Placement, link: In
                 copied_bytes=int(routes.copied[rank]) - aliased,
                 received_bytes=int(moved[:, rank].sum()),
                 sent_bytes=int(moved[rank].sum()),
-                staging_peak_bytes=_peak(planner, rank),
+                staging_peak_bytes=max(planner.direct.peak(rank), planner.relayed.peak(rank)),
                 destination_bytes=planner.destination_bytes(rank),
                 lower_bound_bytes=int(bounds[rank]),
                 gather_bytes=int(gathered[rank]),
@@ -84,14 +83,14 @@ def make_report(planner: Planner, seconds: float, placement: Placement, link: In
     predicted = baseline = None
     if link is not None:
         copied = np.array([one.copied_bytes for one in ranks], np.int64)
-        count = planner.direct_rounds + planner.relay_rounds
+        count = planner.direct.count + planner.relayed.count
         predicted = plan_seconds(link, routes.direct, routes.relayed, copied, count)
         baseline = gather_seconds(link, gathered, model_bytes, planner.bucket_bytes)
     return Report(
         model_bytes=model_bytes,
         plan_seconds=seconds,
-        rounds=planner.direct_rounds,
-        relay_rounds=planner.relay_rounds,
+        rounds=planner.direct.count,
+        relay_rounds=planner.relayed.count,
         lower_bound_bytes=int(bounds.max()),
         received_bytes_max=max(one.received_bytes for one in ranks),
         gather_bytes=int(gathered.max()),
@@ -101,12 +100,6 @@ def make_report(planner: Planner, seconds: float, placement: Placement, link: In
         placement=list(placement.ranks),
         ranks=ranks,
     )
-
-
-def _peak(planner: Planner, rank: int) -> int:
-    """Bytes that the rank stages at most; equal to its plan's."""
-    phases = ((planner.routes.direct, planner.direct_rounds), (planner.routes.relayed, planner.relay_rounds))
-    return max(staging_peak(t[rank], t[:, rank], count, planner.item_bytes) for t, count in phases)
 
 
 def draw_heat_map(traffic: npt.NDArray[np.int64], path: Path) -> None:

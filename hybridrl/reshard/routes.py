@@ -9,8 +9,7 @@ network, and they pass stripes on to each other within the node (`Flow.striped`)
 node instead of once a rank. No rank receives a byte twice either way.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +23,22 @@ Ranks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Teams:
+    """Receivers of one node, who each fetch a stripe and pass it on to the others."""
+
+    members: tuple[tuple[int, ...], ...]
+    """Ranks of each team, in ascending order."""
+    counts: Ranks
+    """Size of each receiver's team."""
+    places: Ranks
+    """Where each receiver stands in its team."""
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The team that a receiver belongs to."""
+        return next(team for team in self.members if rank in team)
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """`receivers` get a box from `sources`, who are dealt out in turn.
 
@@ -32,8 +47,8 @@ class Flow:
 
     sources: Ranks
     receivers: Ranks
-    teams: tuple[tuple[int, ...], ...] = ()
-    """Ranks of one node that share the box, each receiving its stripe; empty where each receives the whole box."""
+    teams: Teams | None = None
+    """Who shares the box with whom, each receiving its stripe; None where each receives the whole box."""
 
     def source(self, ordinal: int, receiver: int) -> int:
         """Rank that sends to the `receiver`-th receiver, of the kind's `ordinal`-th tensor."""
@@ -54,17 +69,23 @@ class Flow:
         found = np.flatnonzero(self.sources == rank)
         return int(found[0]) if len(found) else None
 
-    def team_of(self, rank: int) -> tuple[int, ...]:
-        """The team that a receiver belongs to; empty where boxes are not striped."""
-        return next((team for team in self.teams if rank in team), ())
+    def part(self, box: Box, receiver: int) -> Box | None:
+        """What a receiver gets from its source: the box, or its stripe of it (None for an empty one)."""
+        if self.teams is None:
+            return box
+        return stripe(box, int(self.teams.counts[receiver]), int(self.teams.places[receiver]))
 
-    def parts(self, box: Box) -> list[Box | None]:
-        """What each receiver gets from its source: the box, or its stripe of it (None for an empty one)."""
-        if not self.teams:
-            return [box] * len(self.receivers)
-        stripes = {count: [stripe(box, count, i) for i in range(count)] for count in {len(team) for team in self.teams}}
-        found = {rank: stripes[len(team)][i] for team in self.teams for i, rank in enumerate(team)}
-        return [found[rank] for rank in self.receivers.tolist()]
+    def sizes(self, box: Box) -> Ranks:
+        """Elements that each receiver gets from its source."""
+        if self.teams is None:
+            return np.full(len(self.receivers), box.size, np.int64)
+        found = np.zeros(len(self.receivers), np.int64)
+        for count in {len(team) for team in self.teams.members}:
+            parts = [stripe(box, count, i) for i in range(count)]
+            elements = np.array([part.size if part is not None else 0 for part in parts])
+            own = self.teams.counts == count
+            found[own] = elements[self.teams.places[own]]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,18 @@ class Route:
     local: frozenset[int]
     """Ranks that need the box and have it."""
     flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairing:
+    """Needers and holders of a box, sorted by where they are; many needs have the same ones."""
+
+    ranks: frozenset[int]
+    local: frozenset[int]
+    near: list[tuple[Ranks, Ranks]]
+    """For each node that lacks the box in part: its ranks that have it, and those that need it."""
+    far: Ranks
+    teams: Teams | None
 
 
 class Routes:
@@ -96,8 +129,7 @@ class Routes:
         self.copied = np.zeros(world, np.int64)
         self._loads = {"network": np.zeros(world, np.int64), "node": np.zeros(world, np.int64)}
         self._arrays: dict[tuple[int, ...], Ranks] = {}
-        self._sets: dict[tuple[int, ...], frozenset[int]] = {}
-        self._unions: dict[tuple[tuple[int, ...], tuple[int, ...]], frozenset[int]] = {}
+        self._pairings: dict[tuple[tuple[int, ...], tuple[int, ...]], _Pairing] = {}
         self.kinds = [(kind, tuple(self._route(kind, need) for need in kind.needs)) for kind in kinds]
 
     def _array(self, ranks: tuple[int, ...]) -> Ranks:
@@ -105,46 +137,44 @@ class Routes:
             self._arrays[ranks] = np.array(ranks, np.int64)
         return self._arrays[ranks]
 
-    def _set(self, ranks: tuple[int, ...]) -> frozenset[int]:
-        if ranks not in self._sets:
-            self._sets[ranks] = frozenset(ranks)
-        return self._sets[ranks]
-
     def _route(self, kind: Kind, need: Need) -> Route:
-        needers, holders = self._set(need.needers), self._set(need.holders)
-        ranks = self._unions.setdefault((need.needers, need.holders), needers | holders)
-        local = needers & holders
+        key = need.needers, need.holders
+        if key not in self._pairings:
+            self._pairings[key] = self._pair(*key)
+        pairing = self._pairings[key]
         count = len(kind.tensors)
-        for target in need.targets if local else ():
-            size = need.box.size * ITEM_BYTES[kind.destination_dtypes[target]]
-            self.copied[list(local)] += count * size
-        if len(local) == len(needers):
-            return Route(need, ranks, local, ())
-        remote = need.needers if not local else tuple(rank for rank in need.needers if rank not in local)
-        flows = tuple(self._flows(need, self._array(remote)))
+        for number, target in enumerate(need.targets):
+            # Beside the first target, which receives, every target is copied to on all ranks.
+            written = list(pairing.local) if number == 0 else list(need.needers)
+            self.copied[written] += count * need.box.size * ITEM_BYTES[kind.destination_dtypes[target]]
+        flows = [Flow(self._by_load(near, "node"), receivers) for near, receivers in pairing.near]
+        if len(pairing.far):
+            sources = self._by_load(self._array(need.holders), "network")
+            flows.append(Flow(sources, pairing.far, pairing.teams if need.exact else None))
         for flow in flows:
             self._account(flow, need, count)
-        for target in need.targets[1:]:
-            self.copied[list(remote)] += count * need.box.size * ITEM_BYTES[kind.destination_dtypes[target]]
-        return Route(need, ranks, local, flows)
+        return Route(need, pairing.ranks, pairing.local, tuple(flows))
 
-    def _flows(self, need: Need, receivers: Ranks) -> Iterator[Flow]:
-        holders = self._array(need.holders)
-        served = np.isin(self.nodes[receivers], self.nodes[holders])
-        for node in np.unique(self.nodes[receivers[served]]):
-            near = holders[self.nodes[holders] == node]
-            yield Flow(self._by_load(near, "node"), receivers[served & (self.nodes[receivers] == node)])
+    def _pair(self, needers: tuple[int, ...], holders: tuple[int, ...]) -> _Pairing:
+        """Sorts out who has the box, who has it on its node, and who shares a node without it."""
+        have = set(holders)
+        local = frozenset(rank for rank in needers if rank in have)
+        receivers = np.array([rank for rank in needers if rank not in have], np.int64)
+        sources, nodes = self._array(holders), self.nodes[receivers]
+        served = np.isin(nodes, self.nodes[sources])
+        near = [
+            (sources[self.nodes[sources] == node], receivers[served & (nodes == node)])
+            for node in np.unique(nodes[served])
+        ]
         far = receivers[~served]
-        if not len(far):
-            return
-        sources = self._by_load(holders, "network")
-        by_node: dict[int, list[int]] = defaultdict(list)
-        for rank, node in zip(far.tolist(), self.nodes[far].tolist(), strict=True):
-            by_node[node].append(rank)
-        if need.exact and len(by_node) < len(far):
-            yield Flow(sources, far, tuple(tuple(team) for team in by_node.values()))
-        else:
-            yield Flow(sources, far)
+        members, places, counts = np.unique(nodes[~served], return_inverse=True, return_counts=True)
+        teams = None
+        if len(members) < len(far):
+            # Receivers are in ascending order, so those of a node stand together.
+            starts = np.cumsum(counts) - counts
+            ranks = tuple(tuple(far[a : a + n].tolist()) for a, n in zip(starts, counts, strict=True))
+            teams = Teams(ranks, counts[places], np.arange(len(far)) - starts[places])
+        return _Pairing(frozenset(needers) | have, local, near, far, teams)
 
     def _by_load(self, ranks: Ranks, link: str) -> Ranks:
         if len(ranks) == 1:
@@ -153,11 +183,7 @@ class Routes:
 
     def _account(self, flow: Flow, need: Need, count: int) -> None:
         """Adds the bytes of `count` tensors to the traffic and to the loads of the sources."""
-        item = ITEM_BYTES[need.wire_dtype]
-        if flow.teams:
-            sizes = np.array([part.size * item if part is not None else 0 for part in flow.parts(need.box)], np.int64)
-        else:
-            sizes = np.full(len(flow.receivers), need.nbytes, np.int64)
+        sizes = flow.sizes(need.box) * ITEM_BYTES[need.wire_dtype]
         link = "network" if self.nodes[flow.sources[0]] != self.nodes[flow.receivers[0]] else "node"
         if len(flow.sources) == 1:
             source = flow.sources[0]
@@ -170,8 +196,12 @@ class Routes:
             amounts = np.broadcast_to(sizes, senders.shape)
             np.add.at(self.direct, (senders, receivers), amounts)
             np.add.at(self._loads[link], senders, amounts)
-        by_rank = dict(zip(flow.receivers.tolist(), sizes.tolist(), strict=True))
-        for team in flow.teams:
-            members = np.array(team)
-            sent = np.array([by_rank[rank] for rank in team]) * count
-            self.relayed[np.ix_(members, members)] += sent[:, None] * (1 - np.eye(len(team), dtype=np.int64))
+        if flow.teams is not None:
+            self._account_relays(flow.teams, flow.receivers, count * sizes)
+
+    def _account_relays(self, teams: Teams, receivers: Ranks, sizes: Ranks) -> None:
+        """Every member of a team sends its stripe to all others."""
+        for shift in range(1, int(teams.counts.max())):
+            start = np.arange(len(receivers)) - teams.places
+            mates = receivers[start + (teams.places + shift) % teams.counts]
+            self.relayed[receivers, mates] += np.where(shift < teams.counts, sizes, 0)

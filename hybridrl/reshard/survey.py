@@ -211,13 +211,19 @@ def _source_cells(have: Sequence[Holder]) -> list[tuple[Box, dict[int, int]]]:
 
 def _wanted(want: Sequence[Holder]) -> Iterable[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
     """Boxes with the ranks that want just them, and the holders that contain them: what a rank wants twice is one."""
+    for indices, ranks in _profiles(tuple(holder.ranks for holder in want)):
+        for cell in refine([want[i].piece.box for i in indices]):
+            yield cell, ranks, tuple(i for i in indices if want[i].piece.box.contains(cell))
+
+
+@lru_cache(maxsize=1024)
+def _profiles(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """The ranks that are in just the same groups, with the indices of those groups."""
     by_rank: dict[int, list[int]] = defaultdict(list)
-    for index, holder in enumerate(want):
-        for rank in holder.ranks:
+    for index, ranks in enumerate(groups):
+        for rank in ranks:
             by_rank[rank].append(index)
     profiles: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank, own in by_rank.items():
         profiles[tuple(own)].append(rank)
-    for indices, ranks in profiles.items():
-        for cell in refine([want[i].piece.box for i in indices]):
-            yield cell, tuple(sorted(ranks)), tuple(i for i in indices if want[i].piece.box.contains(cell))
+    return tuple((indices, tuple(sorted(ranks))) for indices, ranks in profiles.items())
