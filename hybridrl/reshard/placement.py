@@ -80,7 +80,16 @@ def _assign_groups(
     value: npt.NDArray[np.int64], groups: Sequence[npt.NDArray[np.int64]]
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """For each group of slots, the group whose ranks it gets, and in which order."""
-    orders = [[assignment(value[np.ix_(group, home)]) for home in groups] for group in groups]
+    # Most pairs of nodes look alike.
+    known: dict[bytes, npt.NDArray[np.int64]] = {}
+
+    def best(part: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        key = part.tobytes()
+        if key not in known:
+            known[key] = assignment(part)
+        return known[key]
+
+    orders = [[best(value[np.ix_(group, home)]) for home in groups] for group in groups]
     worth = np.array(
         [
             [int(value[group, home[order]].sum()) for home, order in zip(groups, row, strict=True)]

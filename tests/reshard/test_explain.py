@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,11 @@ RANK_KEYS = {
 }  # fmt: skip
 
 
-def run(tmp_path: Path, model: str, world: int, train: str, rollout: str, *more: str) -> dict:  # type: ignore[type-arg]
+def run(tmp_path: Path, model: str, world: int, train: str, rollout: str, *more: str) -> dict[str, Any]:
     out = tmp_path / "report.json"
     options = ["--model", model, "--world", str(world), "--train", train, "--rollout", rollout, "--json", str(out)]
     assert explain.main([*options, *more]) == 0
-    report: dict[str, object] = json.loads(out.read_text())
+    report: dict[str, Any] = json.loads(out.read_text())
     return report
 
 

@@ -64,7 +64,7 @@ QUICK = [
 
 def training_layout(model: str, training: str, te: bool = False) -> MegatronLayout:
     sizes, options = TRAINING[training]
-    return MegatronLayout(weights(model), ParallelSizes(**sizes), vocab_multiple=4, transformer_engine=te, **options)
+    return MegatronLayout(weights(model), ParallelSizes(**sizes), vocab_multiple=4, transformer_engine=te, **options)  # type: ignore[arg-type]
 
 
 def engine_layout(model: str, engine: str) -> SGLangLayout:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.reshard.bounds import lower_bound
+from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.planner import Planner
 from hybridrl.reshard.schedule import BucketError
 from tests.reshard import worlds
@@ -31,14 +32,14 @@ def reshards(draw: st.DrawFn) -> Planner:
         raise
 
 
-def elements(layout: ListedLayout, rank: int) -> dict[str, set[int]]:
+def elements(layout: Layout, rank: int) -> dict[str, set[int]]:
     """Which elements of each tensor the rank holds."""
     held: dict[str, set[int]] = {}
     for piece in layout.pieces(rank) if rank in layout.ranks else ():
         tensor = layout.weights[piece.tensor]
         numbers = np.arange(tensor.size).reshape(tensor.shape)
         box = tuple(slice(a, b) for a, b in zip(piece.box.start, piece.box.stop, strict=True))
-        held.setdefault(piece.tensor, set()).update(numbers[box].flat)
+        held.setdefault(piece.tensor, set()).update(numbers[box].ravel().tolist())
     return held
 
 

@@ -75,8 +75,12 @@ class SGLangLayout:
         self._norm = Stored(slabs.whole("model.norm.weight", Role.FINAL_NORM, (spec.hidden_size,)), Axis.WHOLE)
         self._prediction = slabs.prediction(spec) if mtp else []
         self._rank_cache: dict[tuple[Axis, int | None], list[tuple[int, ...]]] = {}
+        self._piece_cache: dict[int, tuple[Piece, ...]] = {}
         self._cut_cache: dict[tuple[str, Role], list[tuple[Cut, list[int]]]] = {}
         self._check_weights()
+
+    zero_padding = True
+    """Padding is written by no rank but as zero, and never trained."""
 
     def with_ranks(self, ranks: Sequence[int]) -> "SGLangLayout":
         """The same layout with other ranks in its slots."""
@@ -92,21 +96,27 @@ class SGLangLayout:
         return frozenset(t.name for t in extra if not self.mtp or t.role in (Role.MTP_EMBED, Role.MTP_HEAD))
 
     def params(self, rank: int) -> Mapping[str, Param]:
-        """See `Layout.params`."""
+        """See `Layout.params`; they are the same on all ranks."""
         self._slot(rank)
+        return self._params
+
+    @cached_property
+    def _params(self) -> Mapping[str, Param]:
         found = (Param(name, stored.shape, self._dtype(stored)) for name, stored in self._stored)
         return {param.name: param for param in found}
 
     def pieces(self, rank: int) -> Sequence[Piece]:
-        """See `Layout.pieces`."""
+        """See `Layout.pieces`; replicas have the same."""
         at = self._slot(rank) % self.sizes.tp
-        ep = self.sizes.moe_ep_rank(at)
-        found: list[Piece] = []
+        if at not in self._piece_cache:
+            self._piece_cache[at] = tuple(self._pieces(at, self.sizes.moe_ep_rank(at)))
+        return self._piece_cache[at]
+
+    def _pieces(self, at: int, ep: int) -> Iterator[Piece]:
         for tensor in self.weights:
-            for place in self._places(tensor):
-                if place.ep is None or place.ep == ep:
-                    found += _cut(tensor, place, self._shard(place.stored, at))
-        return found
+            if tensor.expert is None or tensor.expert // self._local_experts == ep:
+                for place in self._places(tensor):
+                    yield from _cut(tensor, place, self._shard(place.stored, at))
 
     def holders(self, tensor: str) -> Sequence[Holder]:
         """See `Layout.holders`."""

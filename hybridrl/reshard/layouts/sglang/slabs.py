@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hybridrl.models.spec import MlaSpec, ModelSpec, MoeSpec
+from hybridrl.models.vocabulary import padded_as_engine
 from hybridrl.models.weights import Role
 from hybridrl.reshard.layouts.sglang.sizes import RolloutSizes
-from hybridrl.reshard.layouts.slabs import Segment, Slab, columns, rows, stacked, whole
-
-VOCABULARY_MULTIPLE = 64
+from hybridrl.reshard.layouts.slabs import Segment, Slab, attention_rows, columns, rows, stacked, whole
 
 
 class Axis(Enum):
@@ -107,16 +106,6 @@ def _expert_problems(moe: MoeSpec, sizes: RolloutSizes, fused_shared: int) -> li
     return found
 
 
-def padded_vocabulary(vocabulary: int, shards: int) -> int:
-    """Rows of the embedding over all shards: a multiple of 64, or of 64 · shards where that does not divide evenly."""
-    padded = _round_up(vocabulary, VOCABULARY_MULTIPLE)
-    return padded if padded % shards == 0 else _round_up(vocabulary, VOCABULARY_MULTIPLE * shards)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def embedding(spec: ModelSpec, sizes: RolloutSizes) -> Stored:
     """The embedding, cut over the attention ranks where attention is data parallel."""
     axis = Axis.ATTENTION if sizes.dp > 1 else Axis.TP
@@ -133,7 +122,7 @@ def head(spec: ModelSpec, sizes: RolloutSizes) -> Stored | None:
 
 def _vocabulary(name: str, role: Role, spec: ModelSpec, sizes: RolloutSizes, axis: Axis) -> Stored:
     shards = sizes.attention_tp if axis is Axis.ATTENTION else sizes.tp
-    padded = padded_vocabulary(spec.vocab_size, shards)
+    padded = padded_as_engine(spec.vocab_size, shards)
     return Stored(rows(name, role, (spec.vocab_size, spec.hidden_size), shards, padded=padded), axis)
 
 
@@ -176,17 +165,7 @@ def _attention(spec: ModelSpec, tp: int) -> list[Stored]:
 
 
 def _qkv(name: str, roles: Sequence[Role], spec: ModelSpec, tp: int, rest: tuple[int, ...]) -> Slab:
-    """Each shard is its query heads, then its key heads, then its value heads; with more shards than key heads, each
-    key and value head is on `tp / heads` shards in a row."""
-    q_rows = spec.num_heads // tp * spec.head_dim
-    kv_rows = max(1, spec.num_kv_heads // tp) * spec.head_dim
-    copies = max(1, tp // spec.num_kv_heads)
-    segments = []
-    for shard in range(tp):
-        kv = shard // copies
-        segments.append(Segment(roles[0], shard * q_rows, (shard + 1) * q_rows))
-        segments += [Segment(role, kv * kv_rows, (kv + 1) * kv_rows) for role in roles[1:]]
-    return Slab(name=name, segments=tuple(segments), rest=rest, shards=tp)
+    return attention_rows(name, roles, spec.num_heads, spec.num_kv_heads, spec.head_dim, rest, tp)
 
 
 def _output(spec: ModelSpec, size: int, tp: int) -> Stored:
