@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +39,14 @@ from hybridrl.telemetry.timer import Timer
 from hybridrl.training.actor import Actor, Reference
 from hybridrl.training.batch import mismatch
 from hybridrl.training.rows import Row
+
+
+def _leave_world(
+    own: bool, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """After an error the connections stay open until the process ends: closing them makes the other ranks fail too, and
+    their errors would be told as the first (see `hybridrl.parallel.failure`)."""
+    groups.shutdown(world=own and error is None)
 
 
 class MismatchError(RuntimeError):
@@ -77,7 +86,7 @@ class Session:
         own_world = not dist.is_initialized()
         if own_world:
             groups.start_world(self.device)
-        self._stack.callback(groups.shutdown, world=own_world)
+        self._stack.push(partial(_leave_world, own_world))
         self.rank, world = dist.get_rank(), dist.get_world_size()
         parallel = config.parallel
         sizes = ParallelSizes(

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from hybridrl.algorithms.advantages import ADVANTAGES
 from hybridrl.algorithms.aggregate import AGGREGATES
@@ -15,6 +14,7 @@ from hybridrl.files import cache_folder
 from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
 from hybridrl.models.spec import ModelSpec
+from hybridrl.parallel.failure import recorded
 from hybridrl.rollout.collect import generate_local, make_requests
 from hybridrl.session import Session
 from hybridrl.training.batch import combine, estimate_advantages, sequence_kl, with_advantages
@@ -103,7 +103,7 @@ def _device(config: Config) -> str:
 
 
 main = hydra_main(
-    record(run),
+    recorded(run),
     spec=_spec,
     device=_device,
     names={

@@ -1,0 +1,33 @@
+"""How a rank fails, so that torchrun's last words are the error that came first and not one that followed from it."""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+Argument = TypeVar("Argument")
+
+PAUSE_S = 1.1
+"""torchrun compares the times of errors in whole seconds, and takes the lowest rank of equals."""
+
+
+def recorded(task: Callable[[Argument], None]) -> Callable[[Argument], None]:
+    """`task`, whose error is left for torchrun to show.
+
+    The process then lives a little longer with its connections open: the other ranks fail when these close, and their
+    errors must be later ones. So `task` itself must not close them on its way out of an error.
+    """
+
+    @functools.wraps(task)
+    def run(argument: Argument) -> None:
+        try:
+            record(task)(argument)
+        except Exception:
+            if "TORCHELASTIC_ERROR_FILE" in os.environ:
+                time.sleep(PAUSE_S)
+            raise
+
+    return run

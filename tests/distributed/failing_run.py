@@ -1,0 +1,32 @@
+"""`hybridrl.train`, of which rank 1 raises in the phase that FAIL_PHASE names."""
+
+import os
+from typing import Any
+
+from hybridrl import session, train
+from hybridrl.training.actor import Actor
+
+PHASES: dict[str, tuple[Any, str]] = {
+    "start": (session.Session, "_read_data"),
+    "sync": (session.Session, "sync_weights"),
+    "rollout": (train, "generate_local"),
+    "reward": (session.Judges, "score"),
+    "update": (Actor, "_accumulate"),
+    "export": (session, "export_weights"),
+}
+
+
+def break_phase(phase: str) -> None:
+    """Makes the phase raise on this rank."""
+
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError(f"this rank is broken in {phase}")
+
+    owner, name = PHASES[phase]
+    setattr(owner, name, broken)
+
+
+if __name__ == "__main__":
+    if os.environ["RANK"] == "1":
+        break_phase(os.environ["FAIL_PHASE"])
+    train.main()
