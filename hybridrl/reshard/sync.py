@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from hybridrl.models.weights import Param
+from hybridrl.models.weights import ITEM_BYTES, Param
 from hybridrl.reshard.checksum import Checker
 from hybridrl.reshard.executor import Executor, Hook
 from hybridrl.reshard.golden_checks import agree, storage_problems
@@ -20,7 +20,7 @@ from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, Planner
 from hybridrl.reshard.proof import coverage_problems, peer_problems
-from hybridrl.reshard.rounds import BucketError
+from hybridrl.reshard.schedule import BucketError
 from hybridrl.reshard.storages import Tensors
 from hybridrl.reshard.survey import PlanError
 from hybridrl.reshard.transports import Transport, make_transport
@@ -139,11 +139,12 @@ def _plan(
 
 def _planner(source: Layout, destination: Layout, bucket_bytes: int, ranks_per_node: int | None) -> tuple[Planner, int]:
     """Rounds of half a bucket, of which two are staged at a time; of whole buckets, where halves are too small."""
+    item = max(ITEM_BYTES.values())  # the exchange rounds each buffer up to whole elements: leave room for that
+    half, whole = (max(1, size // item * item) for size in (bucket_bytes // 2, bucket_bytes))
     try:
-        half = max(1, bucket_bytes // 2)
         return Planner(source, destination, bucket_bytes=half, ranks_per_node=ranks_per_node), 2
     except BucketError:
-        return Planner(source, destination, bucket_bytes=bucket_bytes, ranks_per_node=ranks_per_node), 1
+        return Planner(source, destination, bucket_bytes=whole, ranks_per_node=ranks_per_node), 1
 
 
 def _params(layout: Layout, rank: int) -> Mapping[str, Param]:
