@@ -5,6 +5,7 @@ and so steps its scheduler as often as the others; replicas go their own ways. O
 off here, since weights and KV memory move between phases and a graph would keep their old addresses.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -67,6 +68,8 @@ class SGLangEngine:
         self._scheduler.model_runner.sampler.vocab_limit = vocab_limit
         self._kv = KvMemory(self._scheduler.model_runner)
         self._parameters = _parameters(self._scheduler.model_runner.model, self._layout, rank)
+        self._padded = _padded(self._layout, self._parameters, rank)
+        self._zero_padding()
         self._derived = bool(self._layout.derived(rank))
         self._weights = Storages(self._parameters.values()) if release_weights else None
         self._live: dict[str, Trace] = {}
@@ -142,6 +145,7 @@ class SGLangEngine:
         """Gives the engine its memory again. What the weights hold is not in service before `publish`."""
         if self._weights is not None:
             self._weights.restore()
+            self._zero_padding()
         self._kv.restore()
         self._asleep = False
 
@@ -314,8 +318,13 @@ class SGLangEngine:
         if self._live and not self._paused:
             raise EngineStateError(f"{len(self._live)} requests are in flight: pause or abort them before {what}")
 
+    @torch.no_grad()
+    def _zero_padding(self) -> None:
+        for tensor in self._padded:
+            tensor.zero_()
+
     def _flush(self) -> None:
-        if not self._scheduler.flush_cache():
+        if not self._scheduler.flush_cache(empty_cache=False):
             raise EngineStateError("SGLang did not flush its prefix cache: it holds requests that are unknown here")
 
 
@@ -324,6 +333,14 @@ def _layout(options: EngineOptions) -> SGLangLayout:
         raise RuntimeError("torch.distributed is not initialised: the engine's groups are made in the trainer's world")
     sizes = RolloutSizes(world=dist.get_world_size(), tp=options.tp, ep=options.ep)
     return SGLangLayout(weight_map(load_spec(options.folder)), sizes, dtype=options.dtype)
+
+
+def _padded(layout: SGLangLayout, parameters: Mapping[str, Tensor], rank: int) -> list[Tensor]:
+    """Parameters with elements that no sync writes, such as rows of a padded vocabulary."""
+    covered: Counter[str] = Counter()
+    for piece in layout.pieces(rank):
+        covered[piece.param] += piece.box.size
+    return [tensor for name, tensor in parameters.items() if covered[name] < tensor.numel()]
 
 
 def _parameters(model: torch.nn.Module, layout: SGLangLayout, rank: int) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridrl.config.schema import Config
 from hybridrl.config.suggest import hint
+from hybridrl.models.spec import ModelSpec
 
 HOSTINGS = ("in_process", "subprocess")
 
@@ -130,6 +131,23 @@ def own_args_problems(server_args: Mapping[str, Any]) -> list[str]:
         for name in server_args
         if name in OWN_ARGS
     ]
+
+
+def from_config(config: Config, folder: Path, spec: ModelSpec, device: str) -> EngineOptions:
+    """The engine that a configuration asks for, over the model in `folder`."""
+    rollout = config.rollout
+    return EngineOptions(
+        folder=folder,
+        dtype=config.model.dtype,
+        device=device,
+        max_positions=spec.max_positions,
+        kv_tokens=kv_tokens(config),
+        tp=rollout.tp,
+        ep=rollout.ep,
+        max_running_requests=rollout.sglang.max_running_requests,
+        routed_experts=rollout.sglang.routed_experts,
+        server_args=rollout.sglang.server_args,
+    )
 
 
 def kv_tokens(config: Config) -> int:
