@@ -42,6 +42,18 @@ class Layout(Protocol):
 
 
 @runtime_checkable
+class PaddedLayout(Layout, Protocol):
+    """A layout whose parameters are zero wherever no piece is, at all times (`zero_padding`).
+
+    So a destination's parameter with the same pieces, of which a reshard sets the padding to zero, may share storage.
+    """
+
+    @property
+    def zero_padding(self) -> bool:
+        """Whether that holds."""
+
+
+@runtime_checkable
 class ClassedLayout(Layout, Protocol):
     """A layout that says which of its tensors lie alike, so that a planner need look at one of each kind only."""
 

@@ -1,9 +1,9 @@
 """What concerns one rank's own parameters: proof that each element is covered once, padding, and aliases."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from hybridrl.models.weights import Box, Param, Piece
+from hybridrl.models.weights import ITEM_BYTES, Box, Param, Piece
 from hybridrl.reshard.boxes import complement, overlapping
 from hybridrl.reshard.plan import Alias, View
 from hybridrl.reshard.survey import PlanError
@@ -57,28 +57,29 @@ def _place(piece: Piece) -> Box:
     return Box(piece.offset, tuple(o + n for o, n in zip(piece.offset, piece.extent, strict=True)))
 
 
-def find_aliases(source: Shard, destination: Shard) -> tuple[Alias, ...]:
+def find_aliases(source: Shard, destination: Shard, *, zero_padding: bool = False) -> tuple[Alias, ...]:
     """Destination parameters that are a source parameter of the same rank byte for byte.
 
-    Shape, dtype and pieces are equal and the pieces cover the whole parameter: where there is padding, the two sides
-    may differ in it.
+    Shape, dtype and pieces are equal. Where the pieces leave padding, which a destination has zero, the source must
+    promise the same (`zero_padding`): else the two sides may differ in it.
     """
-    origins = {content: param.name for param, content in _contents(source)}
+    origins = {content: param.name for param, content, _ in _contents(source, zero_padding)}
     return tuple(
-        Alias(origins[content], param.name, param.nbytes)
-        for param, content in _contents(destination)
+        Alias(origins[content], param.name, param.nbytes, padding * ITEM_BYTES[param.dtype])
+        for param, content, padding in _contents(destination, zero_padding)
         if content in origins
     )
 
 
-def _contents(shard: Shard) -> list[tuple[Param, tuple[object, ...]]]:
-    """Every parameter that its pieces cover, with all that decides what its bytes are."""
+def _contents(shard: Shard, zero_padding: bool) -> Iterator[tuple[Param, Hashable, int]]:
+    """Parameters whose bytes their pieces decide, all that decides them, and the number of elements of padding."""
     params, pieces = shard
     found: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
         found[piece.param].append(piece)
-    return [
-        (params[name], (params[name].shape, params[name].dtype, frozenset((p.tensor, p.box, p.offset) for p in own)))
-        for name, own in found.items()
-        if sum(piece.box.size for piece in own) == params[name].size
-    ]
+    for name, own in found.items():
+        param = params[name]
+        padding = param.size - sum(piece.box.size for piece in own)
+        if zero_padding or not padding:
+            places = frozenset((p.tensor, p.box, p.offset) for p in own)
+            yield param, (param.shape, param.dtype, places), padding

@@ -52,6 +52,8 @@ class Alias:
     source: str
     destination: str
     nbytes: int
+    padding_bytes: int = 0
+    """Of them, padding, which is zero on both sides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.reshard.assembly import Assembler
-from hybridrl.reshard.layout import Layout
+from hybridrl.reshard.layout import Layout, PaddedLayout
 from hybridrl.reshard.local import Shard, find_aliases, find_fills
 from hybridrl.reshard.moves import Move
 from hybridrl.reshard.plan import Alias, Copy, Derived, Plan
@@ -70,14 +70,14 @@ class Planner:
         Raises PlanError where the destination's parameters on this rank would not be covered exactly once.
         """
         aliases = self.aliases(rank)
-        aliased = [alias.destination for alias in aliases]
+        aliased = {alias.destination for alias in aliases}
         moves = Assembler(self.source, self.destination, rank, aliased).collect(self.routes)
         return Plan(
             rank=rank,
             bucket_bytes=self.bucket_bytes,
             aliases=aliases,
             copies=_copies(moves.copies),
-            fills=find_fills(rank, self._shards(rank)[1]),
+            fills=tuple(v for v in find_fills(rank, self._shards(rank)[1]) if v.param not in aliased),
             rounds=(
                 *make_rounds(rank, moves.direct.sends, moves.direct.receives, self.direct, relay=False),
                 *make_rounds(rank, moves.relayed.sends, moves.relayed.receives, self.relayed, relay=True),
@@ -89,7 +89,8 @@ class Planner:
 
     def aliases(self, rank: int) -> tuple[Alias, ...]:
         """The rank's aliases alone, which cost less than its plan."""
-        return find_aliases(*self._shards(rank)) if self.alias else ()
+        padding = isinstance(self.source, PaddedLayout) and self.source.zero_padding
+        return find_aliases(*self._shards(rank), zero_padding=padding) if self.alias else ()
 
     def destination_bytes(self, rank: int) -> int:
         """Bytes of the rank's destination parameters."""

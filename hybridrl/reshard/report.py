@@ -63,12 +63,13 @@ def make_report(planner: Planner, seconds: float, placement: Placement, link: In
     bounds, gathered = lower_bound(kinds, world), gather_bytes(planner.source, kinds, world)
     ranks = []
     for rank in range(world):
-        aliased = sum(alias.nbytes for alias in planner.aliases(rank))
+        aliases = planner.aliases(rank)
+        shared = sum(alias.nbytes - alias.padding_bytes for alias in aliases)
         ranks.append(
             RankReport(
                 rank=rank,
-                aliased_bytes=aliased,
-                copied_bytes=int(routes.copied[rank]) - aliased,
+                aliased_bytes=sum(alias.nbytes for alias in aliases),
+                copied_bytes=int(routes.copied[rank]) - shared,
                 received_bytes=int(moved[:, rank].sum()),
                 sent_bytes=int(moved[rank].sum()),
                 staging_peak_bytes=max(planner.direct.peak(rank), planner.relayed.peak(rank)),

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from hybridrl.models.vocabulary import padded_as_engine
 from hybridrl.models.weights import Role, Tensor, WeightMap
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
-from hybridrl.reshard.layouts.sglang.slabs import padded_vocabulary
 from tests.reshard import worlds
 from tests.reshard.models import CONFIGS, weights
 
@@ -156,7 +156,7 @@ def test_data_parallel_attention_is_cut_over_fewer_ranks_and_the_rest_stays() ->
     [(150, 1, 192), (150, 2, 192), (150, 4, 192), (150, 5, 320), (151936, 8, 151936), (1000, 16, 1024), (130, 64, 192)],
 )
 def test_the_vocabulary_is_padded_to_64_or_to_64_a_rank(vocabulary: int, over: int, padded: int) -> None:
-    assert padded_vocabulary(vocabulary, over) == padded
+    assert padded_as_engine(vocabulary, over) == padded
 
 
 def test_a_rank_may_hold_padding_alone() -> None:

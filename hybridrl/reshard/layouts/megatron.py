@@ -4,6 +4,9 @@ Names are those of the model chunk's own `named_parameters()` and buffers (layer
 `chunk{v}.` before them where a stage has several chunks. Fused QKV is interleaved by KV group and cut by raw rows, so
 that a rank may hold no key or value, or part of a head. Tied embeddings lie on the first stage, and again as
 `output_layer.weight` on the last stage where that is another one.
+
+In the engine's order instead (see `hybridrl.models.megatron`), fused QKV is [q; k; v] on each rank, with key and value
+heads on several ranks where TP exceeds them; a rank's experts are two stacks; the vocabulary is padded as engines do.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -11,11 +14,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hybridrl.models.spec import ModelSpec
+from hybridrl.models.vocabulary import padded_as_engine, padded_to_multiple
 from hybridrl.models.weights import Param, Piece, Role, Tensor, WeightMap
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.parallel.stages import stage_layers
 from hybridrl.reshard.layout import Holder
-from hybridrl.reshard.layouts.megatron_slabs import dense_problems, layer_slabs, outer_slabs, padded_vocabulary
+from hybridrl.reshard.layouts.megatron_slabs import dense_problems, layer_slabs, outer_slabs
 from hybridrl.reshard.layouts.slabs import Slab
 
 
@@ -37,6 +41,7 @@ class MegatronLayout:
         first_stage_layers, last_stage_layers: layers of these stages, None for an even share.
         vocab_multiple: the vocabulary is padded to a multiple of this times TP.
         transformer_engine: parameters of Transformer Engine's spec (fused norms, grouped experts), else the local's.
+        engine_order: attention, experts and padding as the inference engine has them; `vocab_multiple` is not used.
         dtype: the parameters' dtype; None keeps each tensor's own. The router's expert bias is float32 in any case.
 
     Raises ValueError with every reason why these sizes cannot hold the model, and for a tensor that has no place.
@@ -52,6 +57,7 @@ class MegatronLayout:
         last_stage_layers: int | None = None,
         vocab_multiple: int = 128,
         transformer_engine: bool = False,
+        engine_order: bool = False,
         dtype: str | None = None,
     ) -> None:
         spec = weights.spec
@@ -60,6 +66,7 @@ class MegatronLayout:
         self.vpp = vpp
         self.vocab_multiple = vocab_multiple
         self.transformer_engine = transformer_engine
+        self.engine_order = engine_order
         self.dtype = dtype
         self.ranks: Sequence[int] = range(sizes.world)
         problems = dense_problems(spec, sizes)
@@ -70,21 +77,29 @@ class MegatronLayout:
         if problems:
             raise ValueError(f"{spec.family} does not fit its training layout: " + "; ".join(problems))
         self._layer_slabs = {
-            moe: layer_slabs(spec, sizes, moe=moe, transformer_engine=transformer_engine)
+            moe: layer_slabs(spec, sizes, moe=moe, transformer_engine=transformer_engine, engine_order=engine_order)
             for moe in {spec.is_moe_layer(i) for i in range(spec.num_layers)}
         }
         self._outer_slabs = outer_slabs(spec, sizes, self.padded_vocabulary)
         self._check_weights()
 
+    zero_padding = True
+    """Elements that no piece covers are zero and stay so: they are masked, and so have no gradient."""
+
     @property
     def padded_vocabulary(self) -> int:
         """Rows of the embedding over all TP ranks."""
-        return padded_vocabulary(self.weights.spec, self.sizes.tp, self.vocab_multiple)
+        vocabulary, tp = self.weights.spec.vocab_size, self.sizes.tp
+        return (
+            padded_as_engine(vocabulary, tp)
+            if self.engine_order
+            else padded_to_multiple(vocabulary, self.vocab_multiple, tp)
+        )
 
     def params(self, rank: int) -> Mapping[str, Param]:
         """See `Layout.params`; all chunks of the stage, in module order."""
         pp = self._stage_of(rank)
-        found = (Param(name, slab.shape, self._dtype(slab)) for name, slab in self._stage_params(pp))
+        found = (Param(name, self._shape(slab), self._dtype(slab)) for name, slab in self._stage_params(pp))
         return {param.name: param for param in found}
 
     def pieces(self, rank: int) -> Sequence[Piece]:
@@ -104,12 +119,14 @@ class MegatronLayout:
     def holders(self, tensor: str) -> Sequence[Holder]:
         """See `Layout.holders`; costs as much as the tensor has pieces, whatever the number of ranks."""
         one = self.weights[tensor]
-        return [
+        places = self._places(one)
+        found = [
             Holder(piece, self._shard_ranks(place, one, shard))
-            for place in self._places(one)
+            for place in places
             for shard in range(place.slab.shards)
             for piece in self._place_pieces(one, place, shard)
         ]
+        return _merged(found) if any(place.slab.repeats for place in places) else found
 
     def alike(self, tensor: Tensor) -> Hashable:
         """See `ClassedLayout.alike`: tensors of one role lie alike within a stage and an expert-parallel rank."""
@@ -122,8 +139,9 @@ class MegatronLayout:
         param = place.prefix + place.slab.name
         if tensor.expert is not None:
             param = param.replace("{expert}", str(tensor.expert % self._local_experts))
+        lead = (tensor.expert % self._local_experts,) if tensor.expert is not None and self.engine_order else ()
         for box, offset in place.slab.cuts[tensor.role][shard]:
-            yield Piece(tensor.name, box, param, offset)
+            yield Piece(tensor.name, box, param, lead + offset)
 
     def _places(self, tensor: Tensor) -> Sequence[_Place]:
         if tensor.layer is None:
@@ -148,6 +166,9 @@ class MegatronLayout:
 
     def _expand(self, slabs: Sequence[Slab]) -> Iterator[tuple[str, Slab]]:
         """Gives each local expert its own name: by expert in the local spec, by projection in grouped experts."""
+        if self.engine_order:
+            yield from ((slab.name, slab) for slab in slabs)
+            return
         experts = [slab for slab in slabs if slab.expert]
         if self.transformer_engine:
             pairs = [(slab, j) for slab in experts for j in range(self._local_experts)]
@@ -216,6 +237,10 @@ class MegatronLayout:
     def _chunk(self, v: int) -> str:
         return f"chunk{v}." if self.vpp > 1 else ""
 
+    def _shape(self, slab: Slab) -> tuple[int, ...]:
+        """Shape of a parameter on one rank."""
+        return (self._local_experts, *slab.shape) if slab.expert and self.engine_order else slab.shape
+
     def _dtype(self, slab: Slab) -> str:
         spec: ModelSpec = self.weights.spec
         return slab.dtype or self.dtype or spec.dtypes.get(slab.roles[0], spec.dtype)
@@ -244,3 +269,11 @@ class MegatronLayout:
         if problems:
             more = f" and {len(problems) - 20} more" if len(problems) > 20 else ""
             raise ValueError(f"{spec.family} in Megatron's layout: " + "; ".join(problems[:20]) + more)
+
+
+def _merged(holders: Sequence[Holder]) -> list[Holder]:
+    """One holder for each different piece, with the ranks of all."""
+    ranks: dict[Piece, list[int]] = {}
+    for holder in holders:
+        ranks.setdefault(holder.piece, []).extend(holder.ranks)
+    return [Holder(piece, tuple(sorted(own))) for piece, own in ranks.items()]

@@ -7,7 +7,17 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import Role
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.layouts.megatron_mla import latent_attention, shared_experts, shared_problems
-from hybridrl.reshard.layouts.slabs import Slab, columns, interleaved, rows, stacked, whole
+from hybridrl.reshard.layouts.slabs import Slab, attention_rows, columns, interleaved, rows, stacked, whole
+
+EXPERT_NAMES = {
+    "local": (
+        "mlp.experts.local_experts.{expert}.linear_fc1.weight",
+        "mlp.experts.local_experts.{expert}.linear_fc2.weight",
+    ),
+    "te": ("mlp.experts.linear_fc1.weight{expert}", "mlp.experts.linear_fc2.weight{expert}"),
+    "engine": ("mlp.experts.w13", "mlp.experts.w2"),
+}
+"""Parameters of the experts in each kind of module: one for each local expert, or one for all of them."""
 
 
 class OuterSlabs(NamedTuple):
@@ -15,12 +25,6 @@ class OuterSlabs(NamedTuple):
 
     first: Slab
     last: tuple[Slab, ...]
-
-
-def padded_vocabulary(spec: ModelSpec, tp: int, multiple: int) -> int:
-    """Rows of the embedding over all TP ranks: `vocab_size` rounded up to a multiple of `multiple * tp`."""
-    step = multiple * tp
-    return -(-spec.vocab_size // step) * step
 
 
 def dense_problems(spec: ModelSpec, sizes: ParallelSizes) -> list[str]:
@@ -53,7 +57,9 @@ def outer_slabs(spec: ModelSpec, sizes: ParallelSizes, padded: int) -> OuterSlab
     return OuterSlabs(first, tuple(last))
 
 
-def layer_slabs(spec: ModelSpec, sizes: ParallelSizes, *, moe: bool, transformer_engine: bool) -> Sequence[Slab]:
+def layer_slabs(
+    spec: ModelSpec, sizes: ParallelSizes, *, moe: bool, transformer_engine: bool, engine_order: bool = False
+) -> Sequence[Slab]:
     """Parameters of a layer in module order; there is one slab for all experts of a projection."""
     hidden = (spec.hidden_size,)
     fused_input = transformer_engine and spec.mla is None
@@ -62,30 +68,42 @@ def layer_slabs(spec: ModelSpec, sizes: ParallelSizes, *, moe: bool, transformer
     mlp_norm = "mlp.linear_fc1.layer_norm_weight" if fused else "pre_mlp_layernorm.weight"
     norm = whole(input_norm, Role.INPUT_NORM, hidden)
     if spec.mla is None:
-        before, after = _attention(spec, sizes.tp)
+        before, after = _attention(spec, sizes.tp, engine_order)
     else:
         before, after = latent_attention(spec, sizes.tp, transformer_engine)
     slabs = [*before, norm, *after] if fused_input else [norm, *before, *after]
     slabs.append(whole(mlp_norm, Role.POST_ATTENTION_NORM, hidden))
-    return slabs + (_experts(spec, sizes, transformer_engine) if moe else _dense(spec, sizes.tp))
+    if not moe:
+        return slabs + _dense(spec, sizes.tp)
+    names = EXPERT_NAMES["engine" if engine_order else "te" if transformer_engine else "local"]
+    return slabs + _experts(spec, sizes, *names)
 
 
-def _attention(spec: ModelSpec, tp: int) -> tuple[list[Slab], list[Slab]]:
+def _attention(spec: ModelSpec, tp: int, engine_order: bool) -> tuple[list[Slab], list[Slab]]:
     """The output projection, and the rest: Megatron registers them in this order."""
     size, hidden = spec.head_dim, (spec.hidden_size,)
     before = [columns("self_attention.linear_proj.weight", Role.O, (spec.hidden_size, spec.num_heads * size), tp)]
     if spec.output_bias:
         before.append(whole("self_attention.linear_proj.bias", Role.O_BIAS, hidden))
-    groups = spec.num_kv_heads
-    sizes = (spec.num_heads // groups * size, size, size)
-    qkv, biases = (Role.Q, Role.K, Role.V), (Role.Q_BIAS, Role.K_BIAS, Role.V_BIAS)
-    after = [interleaved("self_attention.linear_qkv.weight", qkv, sizes, groups, hidden, tp)]
+    fuse = _engine_qkv if engine_order else _megatron_qkv
+    after = [fuse("self_attention.linear_qkv.weight", (Role.Q, Role.K, Role.V), spec, hidden, tp)]
     if spec.qkv_bias:
-        after.append(interleaved("self_attention.linear_qkv.bias", biases, sizes, groups, (), tp))
+        biases = (Role.Q_BIAS, Role.K_BIAS, Role.V_BIAS)
+        after.append(fuse("self_attention.linear_qkv.bias", biases, spec, (), tp))
     if spec.qk_norm:
         after.append(whole("self_attention.q_layernorm.weight", Role.Q_NORM, (size,)))
         after.append(whole("self_attention.k_layernorm.weight", Role.K_NORM, (size,)))
     return before, after
+
+
+def _megatron_qkv(name: str, roles: Sequence[Role], spec: ModelSpec, rest: tuple[int, ...], tp: int) -> Slab:
+    share = spec.num_heads // spec.num_kv_heads
+    rows_by_group = (share * spec.head_dim, spec.head_dim, spec.head_dim)
+    return interleaved(name, roles, rows_by_group, spec.num_kv_heads, rest, tp)
+
+
+def _engine_qkv(name: str, roles: Sequence[Role], spec: ModelSpec, rest: tuple[int, ...], tp: int) -> Slab:
+    return attention_rows(name, roles, spec.num_heads, spec.num_kv_heads, spec.head_dim, rest, tp)
 
 
 def _dense(spec: ModelSpec, tp: int) -> list[Slab]:
@@ -99,14 +117,12 @@ def _dense(spec: ModelSpec, tp: int) -> list[Slab]:
     return slabs
 
 
-def _experts(spec: ModelSpec, sizes: ParallelSizes, transformer_engine: bool) -> list[Slab]:
+def _experts(spec: ModelSpec, sizes: ParallelSizes, fc1: str, fc2: str) -> list[Slab]:
     assert spec.moe is not None
     moe, hidden = spec.moe, spec.hidden_size
     slabs = [whole("mlp.router.weight", Role.ROUTER, (moe.num_experts, hidden))]
     if moe.correction_bias:
         slabs.append(whole("mlp.router.expert_bias", Role.ROUTER_BIAS, (moe.num_experts,), dtype="float32"))
-    form = "mlp.experts.{}.weight{{expert}}" if transformer_engine else "mlp.experts.local_experts.{{expert}}.{}.weight"
-    fc1, fc2 = form.format("linear_fc1"), form.format("linear_fc2")
     up_down = (Role.EXPERT_GATE, Role.EXPERT_UP)
     return [
         *slabs,

@@ -68,8 +68,14 @@ class Slab:
 
     def whole_shape(self, role: Role) -> tuple[int, ...]:
         """Shape that the tensor of this role must have."""
-        rows = sum(s.stop - s.start for s in self.segments if s.role is role)
+        rows = sum(s.stop - s.start for s in set(self.segments) if s.role is role)
         return (*self.rest[: self.dim], rows, *self.rest[self.dim :])
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether several shards have the same rows of a tensor."""
+        stored = [s for s in self.segments if s.role is not None]
+        return len(set(stored)) < len(stored)
 
     @cached_property
     def cuts(self) -> Mapping[Role, Sequence[tuple[Cut, ...]]]:
@@ -121,6 +127,22 @@ def stacked(
         raise ValueError(f"{name}: {shards} shards do not divide {size} rows of each of {', '.join(roles)}")
     segments = tuple(Segment(role, i * part, (i + 1) * part) for i in range(shards) for role in roles)
     return Slab(name=name, segments=segments, rest=rest, shards=shards, expert=expert)
+
+
+def attention_rows(
+    name: str, roles: Sequence[Role], heads: int, kv_heads: int, head_dim: int, rest: tuple[int, ...], shards: int
+) -> Slab:
+    """Each shard is its query heads, then its key heads, then its value heads; with more shards than key heads, each
+    key and value head is on `shards / kv_heads` shards in a row."""
+    q_rows = heads // shards * head_dim
+    kv_rows = max(1, kv_heads // shards) * head_dim
+    copies = max(1, shards // kv_heads)
+    segments = []
+    for shard in range(shards):
+        kv = shard // copies
+        segments.append(Segment(roles[0], shard * q_rows, (shard + 1) * q_rows))
+        segments += [Segment(role, kv * kv_rows, (kv + 1) * kv_rows) for role in roles[1:]]
+    return Slab(name=name, segments=tuple(segments), rest=rest, shards=shards)
 
 
 def interleaved(
