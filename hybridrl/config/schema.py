@@ -22,8 +22,12 @@ class ModelConfig:
     """Activation recomputation: `none`, `selective` or `full`."""
     aux_loss_coef: float = 0.0
     """Coefficient of the router's load-balancing loss in training."""
+    parameter_layout: str = "megatron"
+    """Whose order parameters are trained in: `engine` (stacked experts, [q; k; v] on each rank, the engine's padding of
+    the vocabulary), so that the engine can share their storage, or `megatron`."""
     vocab_multiple: int = 128
-    """The training vocabulary is padded to a multiple of this times TP; padding is masked and never exported."""
+    """With `parameter_layout=megatron` the training vocabulary is padded to a multiple of this times TP. Padding is
+    masked and never exported."""
 
 
 @dataclass(kw_only=True)

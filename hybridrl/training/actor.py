@@ -162,6 +162,7 @@ def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> Me
         last_stage_layers=parallel.last_stage_layers,
         vocab_multiple=config.model.vocab_multiple,
         transformer_engine=torch.cuda.is_available(),
+        engine_order=config.model.parameter_layout == "engine",
         dtype=config.model.dtype,
     )
 

@@ -22,6 +22,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from hybridrl.config.schema import Config, OptimizerConfig
 from hybridrl.models.megatron.build import named_tensors
 from hybridrl.training.lr import lr_at
+from hybridrl.training.replicas import ReplicatedRows
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -46,18 +47,10 @@ def wrap(chunks: Sequence[GPTModel], config: OptimizerConfig) -> list[Distribute
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=config.distributed
     )
-    wrapped = [
+    return [
         DistributedDataParallel(chunk.config, ddp, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
     ]
-    for chunk in chunks:
-        chunk.config.finalize_model_grads_func = _sum_gradients
-    return wrapped
-
-
-def _sum_gradients(model: Any, num_tokens: Any = None, **options: Any) -> None:
-    """Megatron's own reduction without its division by the number of tokens: token weights are global already."""
-    finalize_model_grads(model, None, **options)
 
 
 class Optimizer:
@@ -76,6 +69,9 @@ class Optimizer:
         self._skipped_in_a_row = 0
         self._patience = config.trainer.max_nonfinite_steps
         self.inner = get_megatron_optimizer(_megatron_config(config), list(chunks), use_gloo_process_groups=False)
+        self._replicas = ReplicatedRows(chunks)
+        for chunk in chunks:
+            chunk.config.finalize_model_grads_func = self._sum_gradients
 
     def zero_grad(self) -> None:
         """Clears the gradient buffers. Call before each update's first forward pass."""
@@ -94,7 +90,7 @@ class Optimizer:
         scheduled = lr is None
         lr = lr_at(self.updates + 1, self.config, self.total_updates) if lr is None else lr
         self.inner.prepare_grads()
-        norm = self.inner.get_grad_norm()
+        norm = self._norm()
         if not _all_ranks(math.isfinite(norm)):
             self._skip(norm)
             return Step(norm, lr, skipped=True)
@@ -111,6 +107,18 @@ class Optimizer:
         """Clears the moments and their step counts, as if no update had been made. Weights and schedule stay."""
         for part in self.inner.chained_optimizers:
             part.optimizer.state.clear()
+
+    def _sum_gradients(self, model: Any, num_tokens: Any = None, **options: Any) -> None:
+        """Megatron's own reduction without its division by the number of tokens: token weights are global already."""
+        finalize_model_grads(model, None, **options)
+        self._replicas.sum_gradients()
+
+    def _norm(self) -> float:
+        """Norm of the whole gradient, each distinct element counted once."""
+        norm = float(self.inner.get_grad_norm())
+        if not self._replicas or not math.isfinite(norm):
+            return norm
+        return math.sqrt(max(0.0, norm**2 - self._replicas.surplus(self.inner.chained_optimizers[0])))
 
     def _clip(self, norm: float) -> None:
         scale = self.config.clip_grad / (norm + 1e-6)

@@ -43,6 +43,7 @@ def make_layout(spec: ModelSpec, config: Config, groups: Groups) -> MegatronLayo
         first_stage_layers=parallel.first_stage_layers,
         last_stage_layers=parallel.last_stage_layers,
         vocab_multiple=config.model.vocab_multiple,
+        engine_order=config.model.parameter_layout == "engine",
         dtype=config.model.dtype,
     )
 

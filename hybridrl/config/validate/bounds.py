@@ -87,6 +87,7 @@ BOUNDS: Mapping[str, Bound] = {
 CHOICES: Mapping[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.recompute": ("none", "selective", "full"),
+    "model.parameter_layout": ("engine", "megatron"),
     "rollout.engine": ("transformers", "sglang"),
     "rollout.sglang.hosting": ("in_process", "subprocess"),
     "reshard.placement": ("identity", "auto"),

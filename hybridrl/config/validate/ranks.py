@@ -69,9 +69,10 @@ def _sequence(config: Config, spec: Model | None) -> Iterator[str]:
             f"parallel.sequence_parallel=false with parallel.tp={parallel.tp} on a model with experts: Megatron trains "
             "experts under tensor parallelism only with sequence parallelism; leave it null or set it true"
         )
-    if spec is not None and spec.moe is not None and parallel.ep == 1 and parallel.etp != parallel.tp:
+    megatron_experts = spec is not None and spec.moe is not None and config.model.parameter_layout == "megatron"
+    if megatron_experts and parallel.ep == 1 and parallel.etp != parallel.tp:
         yield (
             f"parallel.etp={parallel.etp} with parallel.tp={parallel.tp} and parallel.ep=1: Megatron's experts would "
             "train silently wrong, since gradients of the expert replicas are not summed over the tensor-parallel "
-            f"ranks; set parallel.etp={parallel.tp}, or parallel.ep over 1"
+            f"ranks; set model.parameter_layout=engine, parallel.etp={parallel.tp}, or parallel.ep over 1"
         )

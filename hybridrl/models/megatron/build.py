@@ -13,13 +13,15 @@ from hybridrl.models.megatron.config import transformer_config
 from hybridrl.models.megatron.rope import frequencies
 from hybridrl.models.megatron.specs import block_spec
 from hybridrl.models.spec import ModelSpec
+from hybridrl.models.vocabulary import padded_as_engine, padded_to_multiple
 from hybridrl.parallel.sizes import ParallelSizes
 
 
-def padded_vocab(vocab_size: int, vocab_multiple: int, tp: int) -> int:
-    """Rows of the training vocabulary: a multiple of `vocab_multiple · tp`."""
-    unit = vocab_multiple * tp
-    return -(-vocab_size // unit) * unit
+def padded_vocab(spec: ModelSpec, config: Config) -> int:
+    """Rows of the training vocabulary, by the rule of the run's parameter layout."""
+    if config.model.parameter_layout == "engine":
+        return padded_as_engine(spec.vocab_size, config.parallel.tp)
+    return padded_to_multiple(spec.vocab_size, config.model.vocab_multiple, config.parallel.tp)
 
 
 def build_model(spec: ModelSpec, config: Config) -> list[GPTModel]:
@@ -37,8 +39,10 @@ def build_model(spec: ModelSpec, config: Config) -> list[GPTModel]:
 def _build_chunk(spec: ModelSpec, config: Config, transformer: object, chunk: int | None) -> GPTModel:
     model = GPTModel(
         config=transformer,
-        transformer_layer_spec=block_spec(spec, transformer, chunk=chunk),
-        vocab_size=padded_vocab(spec.vocab_size, config.model.vocab_multiple, config.parallel.tp),
+        transformer_layer_spec=block_spec(
+            spec, transformer, chunk=chunk, engine_layout=config.model.parameter_layout == "engine"
+        ),
+        vocab_size=padded_vocab(spec, config),
         max_sequence_length=spec.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),

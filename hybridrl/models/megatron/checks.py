@@ -79,10 +79,11 @@ def _parallel_problems(spec: ModelSpec, config: Config) -> Iterator[str]:
         yield f"parallel.etp={parallel.etp} does not divide the experts' intermediate_size={spec.moe.ffn_size}"
     if parallel.tp > 1 and not sequence_parallel:
         yield f"parallel.tp={parallel.tp} with experts; supported: with parallel.sequence_parallel=true"
-    if parallel.ep == 1 and parallel.etp != parallel.tp:
+    if config.model.parameter_layout == "megatron" and parallel.ep == 1 and parallel.etp != parallel.tp:
         yield (
             f"parallel.etp={parallel.etp}, parallel.tp={parallel.tp}, parallel.ep=1: Megatron never sums the gradients "
-            "of the experts' copies there, and training would be silently wrong; supported: etp equal to tp, or ep > 1"
+            "of the experts' copies there, and training would be silently wrong; supported: etp equal to tp, ep > 1, "
+            "or model.parameter_layout=engine"
         )
 
 

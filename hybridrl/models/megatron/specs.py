@@ -6,16 +6,25 @@ from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.models.megatron.attention import CausalAttention
+from hybridrl.models.megatron.engine_attention import EngineAttention
 from hybridrl.models.megatron.norm import RMSNorm
+from hybridrl.models.megatron.stacked_experts import StackedExperts
 from hybridrl.models.spec import ModelSpec
 
 
-def block_spec(spec: ModelSpec, config: TransformerConfig, *, chunk: int | None = None) -> TransformerBlockSubmodules:
-    """The layers of this pipeline rank (with interleaving, of its model chunk `chunk`), dense or with experts each."""
+def block_spec(
+    spec: ModelSpec, config: TransformerConfig, *, chunk: int | None = None, engine_layout: bool = False
+) -> TransformerBlockSubmodules:
+    """The layers of this pipeline rank (with interleaving, of its model chunk `chunk`), dense or with experts each.
+
+    `engine_layout` takes modules of ours wherever Megatron's hold parameters in another order than inference engines.
+    """
     local = config.transformer_impl == "local"
     block = copy.deepcopy(
         get_gpt_decoder_block_spec(
@@ -25,6 +34,8 @@ def block_spec(spec: ModelSpec, config: TransformerConfig, *, chunk: int | None 
     for layer in block.layer_specs:
         if local:
             _use_local_modules(layer.submodules, qk_norm=spec.qk_norm)
+        if engine_layout:
+            _use_engine_layout(layer.submodules)
         _add_biases(layer.submodules, spec)
     if local:
         block.layer_norm = RMSNorm
@@ -37,6 +48,13 @@ def _use_local_modules(layer: Any, *, qk_norm: bool) -> None:
     attention.core_attention = CausalAttention
     if qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
+
+
+def _use_engine_layout(layer: Any) -> None:
+    """Dense MLPs and shared experts are [gate; up] on each rank already."""
+    layer.self_attention.module = EngineAttention
+    if layer.mlp.module is MoELayer:
+        layer.mlp.submodules.experts = ModuleSpec(module=StackedExperts)
 
 
 def _add_biases(layer: Any, spec: ModelSpec) -> None:

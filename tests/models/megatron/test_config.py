@@ -151,7 +151,15 @@ def test_cuda_without_transformer_engine_is_refused(monkeypatch: pytest.MonkeyPa
     ("vocab", "multiple", "tp", "rows"), [(10, 4, 2, 16), (50, 16, 1, 64), (64, 16, 4, 64), (151936, 128, 8, 152576)]
 )
 def test_the_vocabulary_is_padded_alike_for_every_tp_rank(vocab: int, multiple: int, tp: int, rows: int) -> None:
-    assert padded_vocab(vocab, multiple, tp) == rows
+    model = ModelConfig(vocab_multiple=multiple, parameter_layout="megatron")
+    config = Config(model=model, parallel=ParallelConfig(tp=tp))
+    assert padded_vocab(dataclasses.replace(SPEC, vocab_size=vocab), config) == rows
+
+
+@pytest.mark.parametrize(("vocab", "tp", "rows"), [(50, 1, 64), (50, 2, 64), (50, 3, 192), (151936, 8, 151936)])
+def test_the_vocabulary_is_padded_as_the_engine_does(vocab: int, tp: int, rows: int) -> None:
+    config = Config(model=ModelConfig(parameter_layout="engine"), parallel=ParallelConfig(tp=tp))
+    assert padded_vocab(dataclasses.replace(SPEC, vocab_size=vocab), config) == rows
 
 
 def test_pad_multiple_is_what_sequence_and_context_parallelism_cut_by() -> None:
