@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only these")
-    parser.add_argument("--syncs", type=int, default=5, help="timed syncs of each method")
+    parser.add_argument("--syncs", type=int, default=7, help="timed syncs of each method")
     parser.add_argument("--smoke", action="store_true", help="small models: whether it runs, not how fast")
     options = parser.parse_args()
     if "RANK" in os.environ:
