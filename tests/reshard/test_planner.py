@@ -246,12 +246,19 @@ def test_a_fleet_of_its_own_is_only_another_pair_of_layouts() -> None:
     assert all(worlds.same(destinations[rank], worlds.fill(destination, rank, whole)) for rank in range(4, 8))
 
 
-def test_replicas_of_a_source_share_the_load() -> None:
+@pytest.mark.parametrize(("replicas", "receivers"), [(8, 8), (3, 4), (5, 2), (7, 6)])
+def test_replicas_of_a_source_share_the_load(replicas: int, receivers: int) -> None:
     tensors = weights("qwen3_moe")
-    source = MegatronLayout(tensors, ParallelSizes(world=8))
-    destination = SGLangLayout(tensors, RolloutSizes(world=8, tp=2), ranks=range(8, 16))
-    sent = Planner(source, destination).routes.direct.sum(1)[:8]
+    source = MegatronLayout(tensors, ParallelSizes(world=replicas))
+    ranks = range(replicas, replicas + receivers)
+    planner = Planner(source, SGLangLayout(tensors, RolloutSizes(world=receivers, tp=2), ranks=ranks))
+    sent = planner.routes.direct.sum(1)[:replicas]
     assert sent.max() - sent.min() <= max(t.nbytes for t in tensors)
+    whole = worlds.code(tensors)
+    destinations = {rank: worlds.empty(planner.destination, rank) for rank in ranks}
+    plans = {rank: planner.plan(rank) for rank in range(planner.world)}
+    worlds.carry_out(plans, {rank: worlds.fill(source, rank, whole) for rank in source.ranks}, destinations)
+    assert all(worlds.same(destinations[rank], worlds.fill(planner.destination, rank, whole)) for rank in ranks)
 
 
 def test_stripes_cross_the_network_once_and_are_passed_on_within_the_node() -> None:
