@@ -24,6 +24,7 @@ from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.training.batch import with_weights
 from hybridrl.training.losses import Loss
+from hybridrl.training.masters import import_masters
 from hybridrl.training.microbatch import MicroBatch
 from hybridrl.training.optimizer import Optimizer, wrap
 from hybridrl.training.passes import Passes
@@ -83,6 +84,8 @@ class Actor:
         self._groups = _groups_of(sizes)
         self._chunks = wrap(_load(config, spec, self.layout, self._groups, folder), config.optimizer)
         self.optimizer = Optimizer(self._chunks, config, total_updates)
+        pieces = self.layout.pieces(self._groups.rank)
+        import_masters(folder, pieces, self.tensors(), self.optimizer.inner.chained_optimizers)
         self._passes = Passes(self._chunks, config, spec, self._groups)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -176,7 +179,8 @@ def _groups_of(sizes: ParallelSizes) -> Groups:
 
 def _load(config: Config, spec: ModelSpec, layout: MegatronLayout, groups: Groups, folder: Path) -> "list[GPTModel]":
     chunks = build_model(spec, config)
-    import_weights(folder, layout, named_tensors(chunks), groups.rank, convert=config.model.dtype != spec.dtype)
+    # `model.dtype` is the user's word; what config.json says of the files' dtype need not hold for every tensor.
+    import_weights(folder, layout, named_tensors(chunks), groups.rank, convert=True)
     return chunks
 
 
