@@ -220,6 +220,7 @@ class Session:
 
     def export(self) -> None:
         """Writes the trained weights into the run folder as a Hugging Face model (`hf/`)."""
+        chosen = self.config.trainer.export_dtype
         export_weights(
             self.folder / "hf",
             self.actor.layout,
@@ -227,4 +228,5 @@ class Session:
             self.rank,
             source=self.model_folder,
             tokenizer=self.tokenizer_folder,
+            dtype=None if chosen == "parameters" else chosen,
         )

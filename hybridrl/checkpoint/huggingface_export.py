@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.checkpoint.safetensors_file import SafetensorsFile
-from hybridrl.checkpoint.safetensors_folder import INDEX_FILE, SINGLE_FILE
+from hybridrl.checkpoint.safetensors_folder import INDEX_FILE, SINGLE_FILE, SafetensorsFolder
 from hybridrl.models.families import UnsupportedModelError, load_spec, weight_map
 from hybridrl.models.weights import Param, Role, Tensor, WeightMap
 from hybridrl.reshard.golden import BUCKET_BYTES, differing_replicas, gather_problems, stream
@@ -23,6 +23,9 @@ from hybridrl.reshard.golden_checks import Params, Sources, agree
 from hybridrl.reshard.layout import Layout
 
 MAX_SHARD_BYTES = 5_000_000_000
+SOURCE = "source"
+WRITTEN = ("float32", "bfloat16", "float16")
+"""Dtypes of a source's files that an export takes over; of tensors in others it keeps that of the parameters."""
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -60,8 +63,8 @@ def export_weights(
         rank: this rank of the world.
         source: the Hugging Face folder that the model came from.
         tokenizer: folder of the tokenizer's files, None for `source`.
-        dtype: dtype of the files, as torch names it, for all but roles whose dtype the model fixes; None keeps that
-            of the parameters.
+        dtype: dtype of the files, as torch names it, for all but roles whose dtype the model fixes; `source` takes
+            each tensor's from the source's files; None keeps that of the parameters.
         max_shard_bytes: size of a file, which a single larger tensor may exceed.
         bucket_bytes: bytes in flight at once.
         verify_replicas: first compares all copies of each box bit for bit.
@@ -72,10 +75,12 @@ def export_weights(
     """
     folder, source = Path(folder), Path(source)
     problems = gather_problems(layout, params, rank, (t.name for t in layout.weights))
+    files_of_source = SafetensorsFolder(source) if dtype == SOURCE else None
+    problems += files_of_source.problems if files_of_source else []
     agree(f"{folder} cannot be exported", _folder_problems(folder, source, layout.weights) + problems)
     if verify_replicas:
         agree(f"{folder} cannot be exported", differing_replicas(layout, params, rank))
-    stored = _stored(layout, dtype)
+    stored = _stored(layout, dtype, files_of_source)
     files = _plan_files(stored, max_shard_bytes)
     aside = _make_aside(folder, rank == layout.ranks[0])
     try:
@@ -105,13 +110,17 @@ def _folder_problems(folder: Path, source: Path, weights: WeightMap) -> list[str
     ]
 
 
-def _stored(layout: Layout, dtype: str | None) -> list[Param]:
+def _stored(layout: Layout, dtype: str | None, files: SafetensorsFolder | None) -> list[Param]:
     """Name, shape and dtype of each tensor in the files."""
     sources, fixed = Sources(layout), layout.weights.spec.dtypes
     found = []
     for tensor in layout.weights:
-        held = sources.dtype(*sources.owned(tensor.name)[0])
-        wanted = fixed.get(tensor.role, dtype) if dtype is not None else held
+        wanted = sources.dtype(*sources.owned(tensor.name)[0])
+        if files is not None:
+            kept = files.tensors.get(tensor.name)
+            wanted = kept.dtype if kept is not None and kept.dtype in WRITTEN else wanted
+        elif dtype is not None:
+            wanted = fixed.get(tensor.role, dtype)
         found.append(Param(tensor.name, tensor.shape, wanted))
     return found
 

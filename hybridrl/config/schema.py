@@ -263,6 +263,9 @@ class TrainerConfig:
     """`auto`, `cpu` or `cuda`."""
     export_final: bool = True
     """Write the last weights as a Hugging Face folder into the run folder."""
+    export_dtype: str = "source"
+    """Of the written weights: `source`, as in the files that the model came from; `parameters`, as they are trained;
+    `float32` or `bfloat16`."""
     logprob_chunk: int = 1024
     """Token rows of logits that are turned to log-probs at a time."""
 

@@ -120,6 +120,20 @@ def test_companions_travel(tmp_path: Path) -> None:
         assert GenerationConfig.from_pretrained(tmp_path / out).eos_token_id == [1, 2]
 
 
+def test_dtype_of_the_source_is_kept_tensor_by_tensor(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    make_folder(source, "qwen3_moe", "bfloat16")
+    tensors = load_file(source / "model.safetensors")
+    wide = {n: t.float() if ".gate.weight" in n else t for n, t in tensors.items()}
+    save_file(wide, source / "model.safetensors", metadata={"format": "pt"})
+    layout, params = loaded(source, dtype="float32")
+    export_weights(tmp_path / "out", layout, params, 0, source=source, dtype="source")
+    assert bits(tmp_path / "out") == bits(source)
+    assert len({dtype for dtype, _, _ in bits(source).values()}) == 2
+    assert (tmp_path / "out" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
 def test_configured_dtype_stays_true(tmp_path: Path) -> None:
     source = tiny_folder("qwen2", "bfloat16")
     layout, params = loaded(source, dtype="float32")

@@ -103,6 +103,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "optimizer.name": ("adam", "sgd"),
     "optimizer.schedule": ("constant", "linear", "cosine"),
     "trainer.device": ("auto", "cpu", "cuda"),
+    "trainer.export_dtype": ("source", "parameters", "float32", "bfloat16"),
 }
 """Every name of the schema that is not an open registry's."""
 
