@@ -46,6 +46,8 @@ class Case:
     """Sizes of Megatron's layout, over `train_world` ranks."""
     rollout: Mapping[str, int] | None = None
     """Sizes of SGLang's layout, over `rollout_ranks`; None for transformers' (whole models)."""
+    retrain: Mapping[str, int] | None = None
+    """Sizes of Megatron's layout, if that is the destination instead of an engine."""
     train_world: int = 4
     rollout_ranks: tuple[int, ...] = (0, 1, 2, 3)
     engine_dtype: str | None = None
@@ -55,11 +57,14 @@ class Case:
         """Source and destination."""
         weights = weight_map(self.spec)
         source = MegatronLayout(weights, ParallelSizes(world=self.train_world, **self.train), vocab_multiple=64)
+        if self.retrain is not None:
+            sizes = ParallelSizes(world=self.train_world, **self.retrain)
+            return source, MegatronLayout(weights, sizes, vocab_multiple=64)
         dtype = self.engine_dtype or self.spec.dtype
         if self.rollout is None:
             return source, TransformersLayout(weights, self.rollout_ranks, dtype=dtype)
-        sizes: dict[str, Any] = {"world": len(self.rollout_ranks), **self.rollout}
-        return source, SGLangLayout(weights, RolloutSizes(**sizes), ranks=self.rollout_ranks, dtype=dtype)
+        engine: dict[str, Any] = {"world": len(self.rollout_ranks), **self.rollout}
+        return source, SGLangLayout(weights, RolloutSizes(**engine), ranks=self.rollout_ranks, dtype=dtype)
 
     def shrunk(self) -> "Case":
         """The same case with a model of about a megabyte."""
@@ -87,8 +92,15 @@ CASES = (
     Case(
         name="to other ranks", train={"tp": 2, "ep": 2}, train_world=2, rollout={"tp": 2, "ep": 2}, rollout_ranks=(2, 3)
     ),
+    Case(name="dense, Megatron to Megatron", spec=replace(DENSE, num_layers=6), train={"tp": 2}, retrain={"tp": 4}),
     Case(name="to whole models", spec=replace(MOE, num_layers=2), train={"tp": 2, "ep": 4}),
 )
-SMOKE = ("headline", "headline, small bucket", "pipeline to two engines", "to other ranks", "to whole models")
+SMOKE = (
+    "headline",
+    "headline, small bucket",
+    "pipeline to two engines",
+    "to other ranks",
+    "dense, Megatron to Megatron",
+)
 """Cases of `--smoke`, shrunk."""
 WORLD = 4
