@@ -5,34 +5,27 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from transformers import AutoTokenizer
 
 from hybridrl.checkpoint.huggingface_export import export_weights
-from hybridrl.config.load import save_config
+from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
-from hybridrl.data.demonstrations import build_demonstrations
-from hybridrl.data.prompts import load_prompts
-from hybridrl.data.rows import load_rows
-from hybridrl.data.stream import DemonstrationStream, PromptStream
-from hybridrl.files import cache_folder
-from hybridrl.models import builtin
+from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.models.families import load_spec
+from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.score import Judges, reward_metrics
-from hybridrl.rollout.causal_model import eos_token_ids
 from hybridrl.rollout.collect import share
-from hybridrl.rollout.engine import Engine
+from hybridrl.rollout.engines import make_engine
 from hybridrl.rollout.metrics import response_metrics
 from hybridrl.rollout.samples import Request, Sample
-from hybridrl.rollout.transformers_engine import TransformersEngine
+from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
@@ -56,11 +49,13 @@ class MismatchError(RuntimeError):
 class Session:
     """Everything that the loop calls, for one configuration on this rank. Use as a context manager.
 
-    What can be wrong with the input is found first: data and tokenizer are read before a model is built.
+    What can be wrong with the input is found first: before there is a process group, data and tokenizer are read (if
+    `inputs` does not hold them yet) and the judges started. Both raise ConfigError.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, inputs: Inputs | None = None) -> None:
         self.config = config
+        self._inputs = inputs
         self.folder = Path(config.trainer.output_dir)
         self._stack = ExitStack()
 
@@ -83,62 +78,60 @@ class Session:
     def _start(self) -> None:
         config = self.config
         self.device = choose_device(config.trainer.device)
-        own_world = not dist.is_initialized()
-        if own_world:
-            groups.start_world(self.device)
-        self._stack.push(partial(_leave_world, own_world))
-        self.rank, world = dist.get_rank(), dist.get_world_size()
-        parallel = config.parallel
-        sizes = ParallelSizes(
-            world=world, tp=parallel.tp, cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp
-        )
-        groups.initialize(sizes, vpp=parallel.vpp, seed=config.trainer.seed)
+        inputs = self._read_data() if self._inputs is None else self._inputs
+        self.model_folder, self.tokenizer_folder = inputs.model_folder, inputs.tokenizer_folder
+        self.tokenizer, self.eos_ids = inputs.tokenizer, inputs.eos_ids
+        if inputs.demonstrations is not None:
+            self.demonstrations = inputs.demonstrations
+        if inputs.prompts is not None:
+            self.prompts = inputs.prompts
+        if not self.supervised:
+            self.judges = self._start_judges()
+        sizes = self._start_world()
         self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
-        self.model_folder = builtin.resolve(config.model.path, cache_folder())
-        self.tokenizer_folder = builtin.resolve(config.model.tokenizer or config.model.path, cache_folder())
-        self.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder)
-        self.eos_ids = eos_token_ids(self.model_folder)
-        self._read_data()
         spec = load_spec(self.model_folder)
-        updates = config.trainer.steps * (
-            config.trainer.prompts_per_step // (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
-        )
-        self.actor = Actor(config, spec, sizes, folder=self.model_folder, total_updates=updates)
+        self.actor = Actor(config, spec, sizes, folder=self.model_folder, total_updates=self._updates)
         self.reference: Reference | None = None
         if not self.supervised:
-            self.judges = self._stack.enter_context(Judges(config.rewards))
-            self.engine = self._make_engine()
+            self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack)
             self._sync = self._stack.enter_context(self._make_sync())
             self._leads = self._is_leader()
             if config.algorithm.kl.where != "none":
                 self.reference = Reference(config, spec, sizes, folder=self.model_folder)
-        self._open_folder()
+        self._open_folder(spec, inputs)
 
-    def _read_data(self) -> None:
-        config = self.config
-        common: dict[str, Any] = {"seed": config.data.seed, "shuffle": config.data.shuffle}
-        if self.supervised or config.warm_start.steps:
-            batch = config.trainer.prompts_per_step if self.supervised else config.warm_start.batch_size
-            option = "trainer.prompts_per_step" if self.supervised else "warm_start.batch_size"
-            limit = config.rollout.max_prompt_length + config.rollout.max_response_length
-            examples = build_demonstrations(load_rows(config.data), config.data, self.tokenizer, limit, self.eos_ids)
-            self.demonstrations = DemonstrationStream(examples.demonstrations, batch=batch, option=option, **common)
-            self.dropped = examples.dropped
-        if not self.supervised:
-            prompts = load_prompts(config.data, self.tokenizer, config.rollout.max_prompt_length)
-            self.prompts = PromptStream(prompts.prompts, batch=config.trainer.prompts_per_step, **common)
-            self.dropped = prompts.dropped
-
-    def _make_engine(self) -> Engine:
-        config = self.config
-        return TransformersEngine(
-            self.model_folder,
-            ranks=range(dist.get_world_size()),
-            rank=self.rank,
-            device=self.device,
-            dtype=getattr(torch, config.model.dtype),
-            max_batch_size=config.rollout.max_batch_size,
+    def _start_world(self) -> ParallelSizes:
+        own_world = not dist.is_initialized()
+        if own_world:
+            groups.start_world(self.device)
+        self._stack.push(partial(_leave_world, own_world))
+        self.rank, parallel = dist.get_rank(), self.config.parallel
+        sizes = ParallelSizes(
+            world=dist.get_world_size(),
+            tp=parallel.tp,
+            cp=parallel.cp,
+            pp=parallel.pp,
+            ep=parallel.ep,
+            etp=parallel.etp,
         )
+        groups.initialize(sizes, vpp=parallel.vpp, seed=self.config.trainer.seed)
+        return sizes
+
+    @property
+    def _updates(self) -> int:
+        """Optimizer updates of the whole run, the warm start's apart."""
+        trainer = self.config.trainer
+        return trainer.steps * (trainer.prompts_per_step // (trainer.mini_batch_prompts or trainer.prompts_per_step))
+
+    def _read_data(self) -> Inputs:
+        return read_inputs(self.config)
+
+    def _start_judges(self) -> Judges:
+        """The judges, in their worker processes. Raises ConfigError for one that cannot be imported or called."""
+        try:
+            return self._stack.enter_context(Judges(self.config.rewards))
+        except ValueError as error:
+            raise ConfigError([f"rewards.judges: {error}"]) from error
 
     def _make_sync(self) -> WeightSync:
         config, engine = self.config, self.engine
@@ -159,18 +152,17 @@ class Session:
         dist.all_gather_object(replicas, self.engine.replica)
         return replicas.index(self.engine.replica) == self.rank
 
-    def _open_folder(self) -> None:
+    def _open_folder(self, spec: ModelSpec, inputs: Inputs) -> None:
+        """Makes the run folder and says what will run; on rank 0."""
         self.writer: MetricsWriter | None = None
         if self.rank != 0:
             return
-        console = Console()
-        aside = set_aside(self.folder)
-        if aside is not None:
-            console.print(f"an earlier run in {self.folder} was moved to {aside}")
-        if self.dropped:
-            console.print(f"{self.dropped} rows over the length limit were dropped (data.overlong=drop)")
+        console = RunConsole(self.config.trainer.steps)
+        console.introduce(self.config, spec, device=str(self.device), rows=inputs.rows, dropped=inputs.dropped)
+        if (aside := set_aside(self.folder)) is not None:
+            console.note(f"an earlier run in {self.folder} was moved to {aside}")
         save_config(self.config, self.folder)
-        self.writer = MetricsWriter(self.folder, self.config.trainer.steps, console)
+        self.writer = MetricsWriter(self.folder, console)
         self._stack.callback(self.writer.close)
 
     def sync_weights(self, version: int) -> None:
@@ -218,15 +210,22 @@ class Session:
         if self.writer is not None:
             self.writer.write(step, merged)
 
-    def export(self) -> None:
-        """Writes the trained weights into the run folder as a Hugging Face model (`hf/`)."""
-        chosen = self.config.trainer.export_dtype
-        export_weights(
-            self.folder / "hf",
-            self.actor.layout,
-            self.actor.tensors(),
-            self.rank,
-            source=self.model_folder,
-            tokenizer=self.tokenizer_folder,
-            dtype=None if chosen == "parameters" else chosen,
-        )
+    def note(self, text: str) -> None:
+        """Says something on the console, once for all ranks."""
+        if self.writer is not None:
+            self.writer.console.note(text)
+
+    def finish(self) -> None:
+        """Writes the trained weights into the run folder as a Hugging Face model (`hf/`), and says where things are."""
+        model = self.folder / "hf" if self.config.trainer.export_final else None
+        if model is not None:
+            export_weights(
+                model,
+                self.actor.layout,
+                self.actor.tensors(),
+                self.rank,
+                source=self.model_folder,
+                tokenizer=self.tokenizer_folder,
+            )
+        if self.writer is not None:
+            self.writer.console.conclude(self.folder, model)

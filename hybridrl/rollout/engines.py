@@ -1,0 +1,37 @@
+"""From `rollout.engine` to the engine. Each is imported only where it is asked for."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hybridrl.config.schema import Config
+from hybridrl.models.spec import ModelSpec
+from hybridrl.rollout.engine import Engine
+
+
+def make_engine(config: Config, folder: Path, spec: ModelSpec, device: torch.device, stack: ExitStack) -> Engine:
+    """This rank's engine over the model in `folder`, on the existing world; `stack` closes it.
+
+    Collective. Raises ValueError for an engine that is none, and what the engine's constructor raises.
+    """
+    if config.rollout.engine == "transformers":
+        from hybridrl.rollout.transformers_engine import TransformersEngine
+
+        return TransformersEngine(
+            folder,
+            ranks=range(dist.get_world_size()),
+            rank=dist.get_rank(),
+            device=device,
+            dtype=getattr(torch, config.model.dtype),
+            max_batch_size=config.rollout.max_batch_size,
+        )
+    if config.rollout.engine == "sglang":
+        from hybridrl.rollout.sglang.engine import SGLangEngine
+        from hybridrl.rollout.sglang.options import from_config
+
+        engine = SGLangEngine(from_config(config, folder, spec, device.type))
+        stack.callback(engine.close)
+        return engine
+    raise ValueError(f"rollout.engine={config.rollout.engine!r} is none of transformers, sglang")
