@@ -11,6 +11,8 @@ ENGINE ?= transformers
 # The tests' ranks share the cores: one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1
 
+include sglang.mk
+
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-full lint types format clean
 
@@ -28,8 +30,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -e '.[test]'
 	@touch $@
 
-quickstart: install  ## build a small MoE model, train it by GRPO on 2 ranks, show the curve (ENGINE=transformers)
-	$(BIN)/python tools/quickstart.py --engine $(ENGINE)
+quickstart: $(if $(filter sglang,$(ENGINE)),sglang-cpu,install)  ## train a small MoE model by GRPO on 2 ranks, show the curve (ENGINE=transformers or sglang)
+	$(if $(filter sglang,$(ENGINE)),$(SGLANG_BIN),$(BIN))/python tools/quickstart.py --engine $(ENGINE)
 
 test: lint types  ## lint, types and the quick tests
 	$(TEST_ENV) $(BIN)/python -m pytest
@@ -51,5 +53,3 @@ format: install  ## let ruff rewrite
 clean:  ## remove caches and builds; .venv and outputs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
-
--include sglang.mk
