@@ -52,8 +52,7 @@ class SafetensorsFolder:
         if single.is_file() and index.is_file():
             self.problems.append(f"{self.folder} has both {SINGLE_FILE} and {INDEX_FILE}: remove the stale one")
         elif index.is_file():
-            placed: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return placed
+            return self._read_index(index)
         elif single.is_file():
             return {"": SINGLE_FILE}
         else:
@@ -61,6 +60,14 @@ class SafetensorsFolder:
                 f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: convert its weights to safetensors"
             )
         return {}
+
+    def _read_index(self, index: Path) -> Mapping[str, str]:
+        try:
+            placed: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return dict(placed)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self.problems.append(f"{index} cannot be read: {type(error).__name__}: {error}")
+            return {}
 
     def _read_header(self, file: str, indexed: set[str]) -> None:
         try:

@@ -210,8 +210,9 @@ class OptimizerConfig:
     lr: float = 1e-6
     min_lr: float = 0.0
     schedule: str = "constant"
-    """After the warm-up: `constant`, `linear` or `cosine`, to `min_lr` at the last step."""
+    """After the warm-up: `constant`, `linear` or `cosine`, to `min_lr` at the last update."""
     warmup_steps: int = 0
+    """Updates, of which a step may have several (`trainer.mini_batch_prompts`), from 0 to `lr`."""
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999

@@ -32,7 +32,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
         qk_rope_head_dim=settings.integer("qk_rope_head_dim"),
         v_head_dim=settings.integer("v_head_dim"),
     )
-    common = settings.common()
+    common = settings.common(default_kv_heads=128)
     common["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     moe = read_moe(settings, common["num_layers"])
     mtp_layers = settings.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, least=0)

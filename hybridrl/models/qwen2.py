@@ -15,6 +15,6 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     """The model that the configuration describes; UnsupportedModelError lists what cannot be honoured."""
     settings = Settings(config, ("qwen2",))
     settings.only("use_sliding_window", False, default=False)
-    common = settings.common()
+    common = settings.common(default_kv_heads=32)
     settings.finish()
     return ModelSpec(**common, qkv_bias=True)

@@ -16,6 +16,6 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     settings = Settings(config, ("qwen3",))
     settings.only("use_sliding_window", False, default=False)
     bias = settings.flag("attention_bias", False)
-    common = settings.common(default_head_dim=128)
+    common = settings.common(default_head_dim=128, default_kv_heads=32)
     settings.finish()
     return ModelSpec(**common, qkv_bias=bias, output_bias=bias, qk_norm=True)

@@ -23,7 +23,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     settings = Settings(config, ("qwen3_moe",))
     settings.only("use_sliding_window", False, default=False)
     bias = settings.flag("attention_bias", False)
-    common = settings.common()
+    common = settings.common(default_kv_heads=4)
     moe = _moe(settings, common["num_layers"])
     settings.finish()
     return ModelSpec(**common, qkv_bias=bias, output_bias=bias, qk_norm=True, moe=moe)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class UnsupportedModelError(ValueError):
@@ -115,6 +116,9 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 self.note(key, value, "a number above 0")
                 return default_theta, None, 1.0
+        missing = [key for key in LLAMA3_KEYS if kind == "llama3" and parameters.get(key) is None]
+        if missing:
+            self.note("rope_type", kind, f"'llama3' with {', '.join(missing)}")
         scaling = None if kind == "default" else {"rope_type": kind, **parameters}
         return float(theta), scaling, float(partial)
 
@@ -126,11 +130,17 @@ class Settings:
         if types and len(types) != num_layers:
             self.note("layer_types", f"{len(types)} entries", f"one for each of the {num_layers} layers")
 
-    def common(self, *, default_head_dim: int | None = None, rope_theta: float = 10000.0) -> dict[str, Any]:
-        """The fields of a `ModelSpec` that the families with grouped-query attention share."""
+    def common(
+        self, *, default_head_dim: int | None = None, default_kv_heads: int | None = None, rope_theta: float = 10000.0
+    ) -> dict[str, Any]:
+        """The fields of a `ModelSpec` that the families with grouped-query attention share.
+
+        `default_kv_heads` counts where the key is absent (None: as many as heads); null means as many as heads.
+        """
         layers = self.integer("num_hidden_layers")
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
-        kv_heads = self.integer("num_key_value_heads", default=heads)
+        absent = "num_key_value_heads" not in self.config
+        kv_heads = self.integer("num_key_value_heads", default=default_kv_heads or heads if absent else heads)
         if heads % kv_heads:
             self.note("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}")
         if default_head_dim is None and self.get("head_dim") is None and hidden % heads:

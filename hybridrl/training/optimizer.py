@@ -107,6 +107,8 @@ class Optimizer:
         """Clears the moments and their step counts, as if no update had been made. Weights and schedule stay."""
         for part in self.inner.chained_optimizers:
             part.optimizer.state.clear()
+            for group in part.optimizer.param_groups:
+                group.pop("step", None)  # where Transformer Engine's and Apex's Adam count, for all parameters at once
 
     def _sum_gradients(self, model: Any, num_tokens: Any = None, **options: Any) -> None:
         """Megatron's own reduction without its division by the number of tokens: token weights are global already."""
@@ -125,7 +127,8 @@ class Optimizer:
         if scale < 1:
             parts = self.inner.chained_optimizers
             gradients = [p.grad for part in parts for p in part.get_parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, scale)
+            if gradients:  # a rank may hold no shard at all, where there are more ranks than a bucket has pieces
+                torch._foreach_mul_(gradients, scale)
 
     def _skip(self, norm: float) -> None:
         self.skipped += 1

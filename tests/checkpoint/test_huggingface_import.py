@@ -185,5 +185,8 @@ def test_broken_files_and_indices_are_named(tmp_path: Path) -> None:
     assert f"{renamed} is in {files[0]}, but not in the index" in told
     assert f"{tmp_path / files[2]} cannot be read" in told
     assert f"{tmp_path / files[3]} cannot be read" in told
+    for broken in ('{"weight_map": {', '{"metadata": {}}', '{"weight_map": 3}'):
+        index.write_text(broken)
+        assert f"{index} cannot be read" in refusal(tmp_path, layout, empty(layout))
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert "has both" in refusal(tmp_path, layout, empty(layout))

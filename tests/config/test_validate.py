@@ -186,6 +186,7 @@ POSSIBLE = [
     (1, "rewards.judges=[{name: 'my.module:judge'}]", None),
     (1, "rollout.n=1 algorithm.advantage=reinforce", None),
     (1, "optimizer.schedule=cosine optimizer.min_lr=1e-5 optimizer.warmup_steps=60", None),
+    (1, "optimizer.warmup_steps=61 trainer.mini_batch_prompts=1", None),
 ]
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from transformers import AutoConfig
 
 from hybridrl.models.families import UnsupportedModelError, load_spec, spec_from_config, weight_map
 from hybridrl.models.weights import Role
-from tests.models.tiny import VARIANTS, read_config, tiny_folder
+from tests.models.tiny import FAMILY_NAMES, VARIANTS, read_config, tiny_folder
 
 OLD_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -23,7 +24,13 @@ OLD_LLAMA: dict[str, Any] = {
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
     "torch_dtype": "bfloat16",
 }
 """As transformers 4 wrote it."""
@@ -51,6 +58,19 @@ def test_tied_model_has_no_head() -> None:
     weights = weight_map(load_spec(tiny_folder("qwen3_tied")))
     assert weights.find(Role.LM_HEAD) is None
     assert weights.find(Role.EMBED) is not None
+
+
+@pytest.mark.parametrize("variant", FAMILY_NAMES)
+@pytest.mark.parametrize(
+    "key", ["num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "attention_bias"]
+)
+def test_absent_setting_takes_the_default_of_transformers(variant: str, key: str) -> None:
+    config = {k: v for k, v in read_config(tiny_folder(variant, num_attention_heads=32)).items() if k != key}
+    ours, theirs = spec_from_config(config), AutoConfig.for_model(**config)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
 def test_three_digit_experts_keep_their_names() -> None:
@@ -105,7 +125,7 @@ def test_moe_family_without_experts_is_dense() -> None:
 def test_old_configuration_is_read() -> None:
     spec = spec_from_config(OLD_LLAMA)
     assert spec.rope_theta == 500000.0
-    assert spec.rope_scaling == {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    assert spec.rope_scaling == OLD_LLAMA["rope_scaling"]
     assert spec.dtype == "bfloat16"
     assert (spec.num_kv_heads, spec.head_dim, spec.norm_eps) == (4, 16, 1e-5)
 
@@ -163,6 +183,7 @@ def test_every_unsupported_setting_is_told_at_once() -> None:
         ("qwen3_moe", {"norm_topk_prob": "yes"}),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": -1}}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}),
         ("llama", {"num_hidden_layers": 0}),
         ("llama", {"num_hidden_layers": True}),
     ],

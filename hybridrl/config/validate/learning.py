@@ -42,7 +42,10 @@ def _reinforced(config: Config) -> Iterator[str]:
 
 
 def _optimizer(config: Config) -> Iterator[str]:
-    optimizer, steps = config.optimizer, config.trainer.steps
+    optimizer, trainer = config.optimizer, config.trainer
+    updates = trainer.steps * max(
+        1, trainer.prompts_per_step // (trainer.mini_batch_prompts or trainer.prompts_per_step)
+    )
     if optimizer.name == "sgd" and optimizer.distributed:
         yield (
             "optimizer.name=sgd with optimizer.distributed=true: Megatron's distributed optimizer shards Adam's state "
@@ -54,5 +57,8 @@ def _optimizer(config: Config) -> Iterator[str]:
         yield f"optimizer.min_lr={optimizer.min_lr} is more than optimizer.lr={optimizer.lr}"
     elif optimizer.min_lr and optimizer.schedule == "constant":
         yield f"optimizer.min_lr={optimizer.min_lr} has no effect with optimizer.schedule=constant"
-    if optimizer.warmup_steps > steps:
-        yield f"optimizer.warmup_steps={optimizer.warmup_steps} is more than trainer.steps={steps}: lr is never reached"
+    if optimizer.warmup_steps > updates:
+        yield (
+            f"optimizer.warmup_steps={optimizer.warmup_steps} is more than the {updates} updates of trainer.steps="
+            f"{trainer.steps}: lr is never reached"
+        )
