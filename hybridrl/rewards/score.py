@@ -25,14 +25,10 @@ class Decoder(Protocol):
 class Judges:
     """The judges of a run, in a pool of worker processes while it is entered.
 
-    Raises ValueError, with every mistake of the configuration, when made; and when entered, if a judge cannot be
-    imported or called.
+    Raises ValueError when entered, if a judge cannot be imported or called.
     """
 
     def __init__(self, config: RewardsConfig) -> None:
-        problems = check(config)
-        if problems:
-            raise ValueError("\n".join(problems))
         self._config = config
         self._names = _names(config.judges)
         self._pool = JudgePool(
@@ -119,27 +115,6 @@ def reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         scores = [sample.rewards[name] for sample in samples if name in sample.rewards]
         metrics[f"reward/{name}"] = math.fsum(scores) / len(scores)
     return metrics
-
-
-def check(config: RewardsConfig) -> list[str]:
-    """Every mistake in the rewards' configuration, each naming its key."""
-    problems = []
-    if not config.judges:
-        problems.append("rewards.judges is empty; expected at least one judge, as [{name: exact}]")
-    if config.pool != "process":
-        problems.append(f"rewards.pool={config.pool!r}; expected 'process'")
-    if config.on_error not in ("default", "mask"):
-        problems.append(f"rewards.on_error={config.on_error!r}; expected 'default' or 'mask'")
-    positive: dict[str, Any] = {
-        key: getattr(config, key) for key in ("workers", "timeout_s", "batch_timeout_s", "memory_mb")
-    }
-    problems += [f"rewards.{key}={value}; expected more than 0" for key, value in positive.items() if not value > 0]
-    numbers = {"rewards.default": config.default}
-    numbers |= {f"rewards.judges[{index}].weight": judge.weight for index, judge in enumerate(config.judges)}
-    problems += [
-        f"{key}={value}; expected a finite number" for key, value in numbers.items() if not math.isfinite(value)
-    ]
-    return problems
 
 
 def _names(judges: Sequence[JudgeConfig]) -> list[str]:

@@ -39,12 +39,16 @@ def main(connection_fd: int, life_fd: int) -> None:
         _answer(connection, {"refused": str(error)[:REASON_LENGTH]})
         return
     _answer(connection, {"ready": True})
+    own = os.getpid()
     while True:
         try:
             message = connection.recv_bytes()
         except EOFError:
             return
-        _answer(connection, _judge(judges, message))
+        reply = _judge(judges, message)
+        if os.getpid() != own:
+            os._exit(0)  # a copy that the judge forked, and which came back from it as well: its word does not count
+        _answer(connection, reply)
 
 
 def _fork_guard(connection_fd: int, life_fd: int) -> None:
@@ -91,9 +95,11 @@ def _checked(value: Any) -> dict[str, Any]:
     if "score" not in scores:
         return {"kind": "invalid", "reason": f"the judge returned a dict without 'score': {sorted(map(str, scores))}"}
     for key, score in scores.items():
-        if not isinstance(score, Real) or not math.isfinite(score):
+        number = score.item() if hasattr(score, "item") else score  # of numpy or torch
+        if not isinstance(number, Real) or not math.isfinite(number):
             return {"kind": "invalid", "reason": f"the judge returned {key}={score!r:.100}, expected a finite number"}
-    return {"scores": {str(key): float(score) for key, score in scores.items()}}
+        scores[key] = float(number)
+    return {"scores": {str(key): score for key, score in scores.items()}}
 
 
 def _answer(connection: Connection, reply: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 def obey(response: str, answer: str | None, metadata: Mapping[str, Any], *, scale: float = 1.0) -> Any:
@@ -36,6 +39,16 @@ def _hold_lock(argument: str) -> int:
 def _fork_and_hang(argument: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(argument).write_text(str(child.pid), encoding="utf-8")
+    _hang("")
+
+
+def _fork_and_return(argument: str) -> float:
+    """Both processes come back to the worker."""
+    return 1.0 if os.fork() else 0.25
+
+
+def _ignore_termination(argument: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _hang("")
 
 
@@ -68,6 +81,10 @@ COMMANDS = {
     "hang": _hang,
     "hold_lock": _hold_lock,
     "fork_and_hang": _fork_and_hang,
+    "fork_and_return": _fork_and_return,
+    "ignore_termination": _ignore_termination,
+    "kill_group": lambda argument: os.killpg(0, signal.SIGTERM),
+    "close_all": lambda argument: os.closerange(0, 100),
     "raise": _raise,
     "sys_exit": _exit,
     "os_exit": lambda argument: os._exit(0),
@@ -79,6 +96,7 @@ COMMANDS = {
     "dict": lambda argument: {"score": 0.5, "format": 1},
     "no_score": lambda argument: {"format": 1},
     "true": lambda argument: True,
+    "numpy": lambda argument: {"score": np.bool_(True), "part": np.float32(0.5)},
     "bomb": _leave_bomb,
     "sleep": _sleep,
     "print": _print,

@@ -68,6 +68,14 @@ ANSWERS = [
     ("12", "3 4", 0),
     ("1000", "1.000", 0),
     ("100, 200", "100,200", 1),
+    (r"0.\overline{3}", r"\frac{1}{3}", 1),
+    (r"\frac{1}{6}", r"0.1\overline6", 1),
+    (r"-\frac{41}{33}", r"-1.\overline{24}", 1),
+    (r"0.\overline{3}", "0.333", 0),
+    # rows of a matrix, with blanks or without
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", 1),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 4 & 3 \end{pmatrix}", 0),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", 1),
     # lists, sets, tuples, intervals
     ("[2,5)", "[2,5)", 1),
     ("[2,5)", "(2,5)", 0),

@@ -62,6 +62,9 @@ def wait_gone(pids: list[int], seconds: float = 10.0) -> bool:
         ("text:", "invalid"),
         ("no_score:", "invalid"),
         ("hang:", "timeout"),
+        ("ignore_termination:", "timeout"),
+        ("kill_group:", "died"),
+        ("close_all:", "died"),
     ],
 )
 def test_each_failure_is_told_by_kind_and_the_next_job_is_unharmed(shared: JudgePool, command: str, kind: str) -> None:
@@ -73,11 +76,12 @@ def test_each_failure_is_told_by_kind_and_the_next_job_is_unharmed(shared: Judge
 
 
 def test_numbers_of_all_kinds_are_scores(shared: JudgePool) -> None:
-    plain, true, several, printed = shared.run(jobs("abc", "true:", "dict:", "print:"))
+    plain, true, several, printed, numpy = shared.run(jobs("abc", "true:", "dict:", "print:", "numpy:"))
     assert plain.scores == {"score": 3.0}
     assert true.scores == {"score": 1.0}
     assert several.scores == {"score": 0.5, "format": 1.0}
     assert printed.scores == {"score": 1.0}
+    assert numpy.scores == {"score": 1.0, "part": 0.5}
 
 
 def test_workers_do_not_import_torch(shared: JudgePool) -> None:
@@ -115,6 +119,12 @@ def test_what_a_judge_started_is_killed_with_it(tmp_path: Path) -> None:
     with make(size=1, timeout_s=3.0) as pool:
         assert pool.run(jobs(f"fork_and_hang:{note}"))[0].kind == "timeout"
         assert wait_gone([int(note.read_text())])
+
+
+def test_a_process_that_a_judge_forked_has_no_say_about_other_samples() -> None:
+    with make(size=1) as pool:
+        verdicts = pool.run(jobs("fork_and_return:", *["four"] * 5))
+        assert [verdict.scores for verdict in verdicts] == [{"score": 1.0}, *[{"score": 4.0}] * 5]
 
 
 def test_metadata_that_cannot_be_sent_costs_its_own_sample(shared: JudgePool) -> None:

@@ -5,6 +5,7 @@ The rules, each for a whole answer (the inside of a box):
 - dollar signs, currency, spacing commands, a final full stop and typographic variants (`−`, `×`, `½`, `dfrac`) go;
 - thousands separators `1,234`, `1{,}234`, `1\,234`, `1\ 234`, `1 234` go, between groups of three digits outside
   brackets; a comma is otherwise a list, and `1,234` may also be one (`readings` gives both);
+- a repeating decimal `0.1\overline{6}` is the fraction that it writes;
 - units go: `\text{ cm}`, `\mathrm{cm}^2`, `^\circ`, and plain words where the reference is a bare number;
 - `50\%` is read as 1/2 and, where the other side is larger than 1, also as 50 (the sign as a unit).
 """
@@ -27,11 +28,12 @@ _TEXT_UNIT = re.compile(rf"(?<=[0-9}})a-z])\s*{_TEXT}\s*\{{\s*[^{{}}]*\}}\s*(?:\
 _WORD_UNIT = re.compile(
     r"(?<=[0-9}])\s*(?!\s*(?:or|and|to|pm|choose)\b)[A-Za-z]{2,}[A-Za-z/ .^0-9]*$|(?<=[0-9}])\s+[mgshlLJNWVKCFt]$"
 )
-_SPACING = re.compile(r"\\[,;:!]|\\ |~|\\q?quad\b")
+_SPACING = re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad\b")  # not the second stroke of a matrix's row break
 _GROUPS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2})((?:,[0-9]{3})+)(?![0-9,])")
 _SPACED = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2})((?:(?:\\[,;:!]|\\ |~|\{,\}|,\\!|\s)[0-9]{3})+)(?![0-9,])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])")
 _POWER = re.compile(r"\^\s*\(?(-?[0-9]{2,}|-[0-9])\)?(?![0-9])")
+_REPEATING = re.compile(r"([0-9]{0,50})\.([0-9]{0,50})\\(?:overline|bar|dot)\s*(?:\{([0-9]{1,50})\}|([0-9]))")
 _MIXED = re.compile(r"^(-?)([0-9]+)\s+([0-9]+)/([0-9]+)$")
 _PERCENT = re.compile(r"\s*(?:\\?%|(?:\\text\s*\{)?\s*(?:percent|per cent|pct)\s*\}?)$", re.IGNORECASE)
 _WORDS = frozenset({"yes", "no", "true", "false", "odd", "even", "none", "both", "neither"})
@@ -46,10 +48,18 @@ def clean(text: str) -> str:
     text = _SPACING.sub(" ", text).replace("{,}", ",").replace(r"\left", "").replace(r"\right", "")
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r"(?:\\\\|[.,;:?])+$", "", text).strip()
+    text = _REPEATING.sub(_repeating, text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", text)
     text = _POWER.sub(r"^{\1}", text)
     text = _LEAD.sub("", text)
     return _MIXED.sub(r"\1(\2+\\frac{\3}{\4})", text)
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """0.1\\overline{6} as the fraction (16 - 1) / 90."""
+    before, period = f"{match.group(1)}{match.group(2)}", match.group(3) or match.group(4)
+    top = int(before + period) - int(before or "0")
+    return rf"\frac{{{top}}}{{{10 ** len(match.group(2)) * (10 ** len(period) - 1)}}}"
 
 
 def readings(text: str) -> list[str]:
