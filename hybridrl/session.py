@@ -193,7 +193,7 @@ class Session:
             rows = [row.with_fields(ref_log_probs=values) for row, values in zip(rows, found, strict=True)]
         gap = mismatch(rows)
         limit, mean = self.config.trainer.max_mismatch, gap["mismatch/logprob_abs_mean"]
-        if limit is not None and mean > limit:
+        if limit is not None and not mean <= limit:  # NaN too
             raise MismatchError(
                 f"log-probs of the sampled tokens differ by {mean:.6g} on average between trainer and engine, over "
                 f"trainer.max_mismatch={limit}: the two do not compute the same model; look at dtype, temperature, "
