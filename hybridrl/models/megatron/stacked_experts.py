@@ -120,8 +120,15 @@ def grouped(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> to
     """`[n, k]` with `[experts, m, k]` → `[n, m]`: rows up to `ends[0]` by expert 0, and so on."""
     product = torch.nn.functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
     if product.requires_grad:
-        product.register_hook(torch.Tensor.contiguous)  # an expanded gradient gives wrong results
+        product.register_hook(_gapless)
     return product
+
+
+def _gapless(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with strides of its own: a grouped product refuses an expanded one, or is wrong."""
+    if gradient.numel():
+        return gradient.contiguous()
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format)  # any strides of nothing are contiguous
 
 
 def one_by_one(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
