@@ -18,6 +18,7 @@ from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.schema import Config
 from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
+from hybridrl.models.megatron.router import take_balance
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
 from hybridrl.parallel.sizes import ParallelSizes
@@ -132,26 +133,29 @@ class Actor:
             sums.add_(torch.stack([metrics[name] for name in loss.metrics]))
             return value
 
-        self._scale_balance_loss(rows, plan)
+        balanced = self._scale_balance_loss(rows)
         self._passes.run(weighted, plan, (*loss.fields, "weights"), consume, backward=True)
         if not _speaks(self._groups):
             sums.zero_()
         dist.all_reduce(sums)
-        return dict(zip(loss.metrics, sums.tolist(), strict=True))
+        metrics: dict[str, float] = dict(zip(loss.metrics, sums.tolist(), strict=True))
+        return metrics | (self._balance(rows) if balanced else {})
 
-    def _scale_balance_loss(self, rows: Sequence[Row], plan: Schedule) -> None:
-        """Makes the router's load-balancing loss a mean over tokens, as the other losses are.
+    def _scale_balance_loss(self, rows: Sequence[Row]) -> bool:
+        """Makes the router's load-balancing loss a mean over all tokens of the batch; whether there is such a loss."""
+        configs = [unwrap(chunk).config for chunk in self._chunks]
+        if any(config.moe_router_load_balancing_type != "aux_loss" or not config.num_moe_experts for config in configs):
+            return False
+        for config in configs:
+            config.moe_aux_loss_coeff = self.config.model.aux_loss_coef / sum(map(len, rows))
+        return True
 
-        Megatron multiplies each rank's share of it by the tokens that the rank's router sees (of a sequence-parallel
-        micro-batch, those of one TP rank) and leaves the division by all tokens to the end, where nothing is divided
-        here; so the coefficient is divided instead. Padding takes part in the balance like any token.
-        """
-        tokens = sum(self._passes.padded_tokens(rows, indices) for steps in plan.micro_batches for indices in steps)
-        for chunk in self._chunks:
-            transformer = unwrap(chunk).config
-            if transformer.moe_router_load_balancing_type == "aux_loss":
-                seen = tokens / self._groups.sizes.tp if transformer.sequence_parallel else tokens
-                transformer.moe_aux_loss_coeff = self.config.model.aux_loss_coef / seen
+    def _balance(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The load-balancing loss as a mean over tokens and layers: 1 where all experts are chosen alike."""
+        total = take_balance(self._chunks, self._passes.device)
+        dist.all_reduce(total)
+        layers = float(total[1]) / self._groups.sizes.stage  # each layer's router is on every rank of its stage
+        return {"loss/aux": float(total[0]) / (sum(map(len, rows)) * layers)}
 
 
 def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> MegatronLayout:

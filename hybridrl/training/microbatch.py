@@ -29,6 +29,8 @@ class MicroBatch:
     """[b, s] int64: the token that the position predicts; 0 where there is none."""
     mask: Tensor
     """[b, s] bool: whether that token is trained."""
+    padding: Tensor
+    """[b, s] bool: whether the position itself is padding."""
     fields: dict[str, Tensor]
     """[b, s] float32, of that token; 0 where there is none."""
     lengths: tuple[int, ...] | None
@@ -78,11 +80,12 @@ def make_micro_batch(
     shape = micro_batch_shape(lengths, packing=packing, pad_multiple=pad_multiple)
     starts, pack = _place(lengths, packing, shape[1])
     tokens, position_ids, labels = (np.zeros(shape, np.int64) for _ in range(3))
-    mask = np.zeros(shape, np.bool_)
+    mask, padding = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
     extra = {name: np.zeros(shape, np.float32) for name in fields}
     for row, (b, s) in zip(chosen, starts, strict=True):
         n = len(row)
         tokens[b, s : s + n] = row.token_ids
+        padding[b, s : s + n] = False
         position_ids[b, s : s + n] = np.arange(n)
         labels[b, s : s + n - 1] = row.token_ids[1:]
         mask[b, s : s + n - 1] = row.mask[1:]
@@ -94,6 +97,7 @@ def make_micro_batch(
         position_ids=torch.from_numpy(position_ids).to(device),
         labels=torch.from_numpy(labels).to(device),
         mask=torch.from_numpy(mask).to(device),
+        padding=torch.from_numpy(padding).to(device),
         fields={name: torch.from_numpy(array).to(device) for name, array in extra.items()},
         lengths=pack,
         starts=starts,

@@ -15,7 +15,7 @@ from hybridrl.models.megatron.build import drop_graphs, forward, packed_seq_para
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
 from hybridrl.training.logprobs import Vocabulary, token_log_probs
-from hybridrl.training.microbatch import MicroBatch, make_micro_batch, micro_batch_shape
+from hybridrl.training.microbatch import MicroBatch, make_micro_batch
 from hybridrl.training.rows import Row
 from hybridrl.training.schedule import Schedule, schedule
 
@@ -38,6 +38,7 @@ class Passes:
         )
         self.pad_multiple = pad_multiple(groups.sizes)
         self.device = next(self.chunks[0].parameters()).device
+        self._balanced = spec.moe is not None and config.model.aux_loss_coef > 0
 
     def schedule(self, rows: Sequence[Row]) -> Schedule:
         """The micro-batches of all data-parallel ranks. Raises ValueError for token ids outside the vocabulary."""
@@ -55,12 +56,6 @@ class Passes:
             pad_multiple=self.pad_multiple,
             count_multiple=sizes.pp if len(self.chunks) > 1 else 1,
         )
-
-    def padded_tokens(self, rows: Sequence[Row], indices: Sequence[int]) -> int:
-        """Tokens that the model sees in a micro-batch, padding included."""
-        packing = self.config.trainer.packing
-        b, s = micro_batch_shape([len(rows[i]) for i in indices], packing=packing, pad_multiple=self.pad_multiple)
-        return b * s
 
     def run(
         self, rows: Sequence[Row], plan: Schedule, fields: Sequence[str], consume: Consume, *, backward: bool
@@ -112,6 +107,6 @@ class Passes:
                 # Megatron wants a number of tokens to divide by; `_sum_gradients` leaves it aside.
                 return share, torch.ones((), dtype=torch.int, device=self.device), None
 
-            return forward(chunk, batch.tokens, packed), loss
+            return forward(chunk, batch.tokens, packed, batch.padding if self._balanced else None), loss
 
         return step

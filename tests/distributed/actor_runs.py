@@ -177,13 +177,13 @@ def masked_out(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any])
     return metrics, any(bool(t.main_grad.any()) for t in actor.tensors().values())
 
 
-def balance_gradients(folder: Any, rows: list[Row], **options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Gradients of a second update on rows that train nothing: those of the load-balancing loss alone."""
+def balance_gradients(folder: Any, rows: list[Row], **options: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    """The load-balancing loss of a second update on rows that train nothing, and its gradients."""
     actor = make_actor(folder, **options)
     rows = with_old_log_probs([replace(row, mask=np.zeros(len(row), np.bool_)) for row in rows], actor)
     for _ in range(2):
-        actor.update(rows, make_loss(actor.config.algorithm, 16))
-    return whole_tensors(actor, "gradients")
+        metrics = actor.update(rows, make_loss(actor.config.algorithm, 16))
+    return metrics["loss/aux"], whole_tensors(actor, "gradients")
 
 
 def after_a_detour(folder: Any, detour: int, **options: dict[str, Any]) -> dict[str, Any]:

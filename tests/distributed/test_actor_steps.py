@@ -1,7 +1,6 @@
 """What one step promises: the true norm, skipping together, masters, temperature, empty batches, repetition."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,49 +179,63 @@ def test_two_runs_are_identical(pool):
         assert torch.equal(weight, second["weights"][name])
 
 
-def balance_twin(folder, token_ids, coef):
-    """Gradients of coef · Σ over layers of E · Σ over experts of (share of choices)·(mean probability)."""
+def balance_twin(folder, batches, coef):
+    """The mean over tokens and layers of E · Σ over experts of (share of choices)·(mean probability), each taken over a
+    micro-batch of rows; and the gradients of `coef` times its sum over layers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
+    k, layers = model.config.num_experts_per_tok, model.config.num_hidden_layers
+    everything = sum(len(row) for batch in batches for row in batch)
     loss = torch.zeros(())
-    for logits in model(torch.tensor(token_ids)[None], output_router_logits=True).router_logits:
-        tokens, experts = logits.shape
-        k = model.config.num_experts_per_tok
-        chosen = torch.zeros_like(logits).scatter_(1, logits.topk(k).indices, 1.0)
-        loss = loss + coef * experts * (chosen.sum(0) / (k * tokens) * logits.softmax(-1).mean(0)).sum()
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for batch in batches:
+        seen = [model(torch.tensor(row)[None], output_router_logits=True).router_logits for row in batch]
+        for logits in (torch.cat(parts) for parts in zip(*seen, strict=True)):
+            tokens, experts = logits.shape
+            chosen = torch.zeros_like(logits).scatter_(1, logits.topk(k).indices, 1.0)
+            balance = experts * (chosen.sum(0) / (k * tokens) * logits.softmax(-1).mean(0)).sum()
+            loss = loss + tokens / everything * balance
+    (coef * loss).backward()
+    return loss.item() / layers, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize(
-    ("world", "parallel", "copies", "trainer"),
+    ("world", "parallel", "model"),
     [
-        (1, {}, 1, {}),
-        (1, {}, 3, {"micro_batch_size": 1}),
-        (2, {}, 2, {}),
-        (2, {"tp": 2, "ep": 2}, 2, {"packing": False, "micro_batch_size": 1}),
-        (2, {"pp": 2}, 2, {"micro_batch_size": 1}),
+        (1, {}, {}),
+        (1, {}, {"recompute": "full"}),
+        (2, {}, {}),
+        (2, {"tp": 2, "ep": 2}, {}),
+        (2, {"pp": 2}, {}),
+        (4, {"tp": 2, "pp": 2, "ep": 2}, {}),
     ],
 )
-def test_the_load_balancing_loss_is_a_mean_over_tokens(pool, world, parallel, copies, trainer):
-    """Copies of one row, so that every micro-batch is balanced alike, whatever holds it."""
+def test_the_load_balancing_loss_is_a_mean_over_real_tokens(pool, world, parallel, model, packing, alone):
+    """Rows of different lengths in micro-batches of one or of all, so there is padding in rows, packs and whole
+    micro-batches."""
+    dp = world // (parallel.get("tp", 1) * parallel.get("pp", 1))
+    if dp > 1 and not alone:
+        pytest.skip("which rows are together depends on the ranks")
     folder, coef = tiny_folder("qwen3_moe"), 0.3
-    row = actor_runs.make_rows(lengths=(8, 1))[0]
-    expected = balance_twin(folder, row.token_ids, coef)
+    rows = actor_runs.make_rows(lengths=(8, 3, 5))
+    batches = [[row.token_ids] for row in rows] if alone else [[row.token_ids for row in rows]]
+    value, expected = balance_twin(folder, batches, coef)
     found = pool.run(
         actor_runs.balance_gradients,
         world=world,
         folder=folder,
-        rows=[replace(row, index=i) for i in range(copies)],
+        rows=rows,
         parallel=parallel,
-        trainer=trainer,
-        model={"aux_loss_coef": coef},
+        trainer={"packing": packing, "micro_batch_size": 1 if alone else None},
+        model={"aux_loss_coef": coef, **model},
         optimizer={"lr": 0.0, "clip_grad": 0.0},
     )
-    names = [name for name in expected if "experts" not in name and name in found[0]]
-    assert len(names) >= 36
-    for gradients in found:
+    for metric, gradients in found:
+        assert metric == pytest.approx(value, rel=1e-5)
+        names = [name for name in expected if "experts" not in name and name in gradients]
+        assert len(names) >= 36
         for name in names:
             error = (gradients[name] - expected[name]).norm()
             assert error <= 1e-4 * expected[name].norm(), name

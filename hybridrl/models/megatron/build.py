@@ -104,15 +104,28 @@ def pad_multiple(sizes: ParallelSizes) -> int:
     return sizes.tp * (2 * sizes.cp if sizes.cp > 1 else 1)
 
 
-def forward(chunk: torch.nn.Module, tokens: torch.Tensor, packed: PackedSeqParams | None = None) -> torch.Tensor:
+def forward(
+    chunk: torch.nn.Module,
+    tokens: torch.Tensor,
+    packed: PackedSeqParams | None = None,
+    padding: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Runs one chunk, bare or wrapped; with pipeline parallelism, inside Megatron's schedule.
 
     `tokens` int64 `[b, s]`, padded on the right, or packed `[1, t]` with the bounds in `packed`. Positions count from 0
-    in each sequence. The last chunk of the last stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype,
-    this TP rank's columns (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0); the others
-    return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
+    in each sequence. `padding` bool `[b, s]` is True at padding, which the load-balancing loss then leaves out. The
+    last chunk of the last stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype, this TP rank's columns
+    (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0); the others return hidden states
+    `[s, b, hidden]`, `s / tp` with sequence parallelism.
     """
-    return chunk(input_ids=tokens, position_ids=None, attention_mask=None, packed_seq_params=packed)
+    model = unwrap(chunk)
+    if padding is not None and model.config.sequence_parallel and not model.pre_process:
+        # Megatron cuts the mask on the first stage alone, and there are other stages.
+        ranks = model.config.tensor_model_parallel_size
+        padding = padding.chunk(ranks, dim=1)[parallel_state.get_tensor_model_parallel_rank()]
+    return chunk(
+        input_ids=tokens, position_ids=None, attention_mask=None, packed_seq_params=packed, padding_mask=padding
+    )
 
 
 def drop_graphs(chunks: Iterable[torch.nn.Module]) -> None:

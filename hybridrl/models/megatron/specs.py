@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from hybridrl.models.megatron.attention import CausalAttention
 from hybridrl.models.megatron.engine_attention import EngineAttention
 from hybridrl.models.megatron.norm import RMSNorm
+from hybridrl.models.megatron.router import Router
 from hybridrl.models.megatron.stacked_experts import StackedExperts
 from hybridrl.models.spec import ModelSpec
 
@@ -34,6 +35,8 @@ def block_spec(
     for layer in block.layer_specs:
         if local:
             _use_local_modules(layer.submodules, qk_norm=spec.qk_norm)
+        if layer.submodules.mlp.module is MoELayer:
+            layer.submodules.mlp.submodules.router = Router
         if engine_layout:
             _use_engine_layout(layer.submodules)
         _add_biases(layer.submodules, spec)
