@@ -27,6 +27,7 @@ class Storages:
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = dict(tensors)
+        self._kept = [tensor.detach() for tensor in tensors.values()]  # so that no other storage gets their place
         self._homes = {name: _home(tensor) for name, tensor in tensors.items()}
         self._pointers = self._addresses()
 
@@ -38,10 +39,10 @@ class Storages:
         found = []
         for name, tensor in self._tensors.items():
             now, then = _home(tensor), self._homes[name]
-            if now.nbytes < then.nbytes:
-                found.append(f"{name}: its storage of {then.nbytes} bytes has {now.nbytes} now; wake its owner first")
-            elif now[:2] != then[:2]:
+            if now[:2] != then[:2]:
                 found.append(f"{name} was given another storage: write into it in place, or make a new weight sync")
+            elif now.nbytes < then.nbytes:
+                found.append(f"{name}: its storage of {then.nbytes} bytes has {now.nbytes} now; wake its owner first")
         if not found:
             self._pointers = pointers
         return found
@@ -67,8 +68,10 @@ def device_problems(source: Tensors, destination: Tensors) -> list[str]:
 def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[tuple[str, str]]) -> list[str]:
     """Destination tensors that share bytes with a source or with each other, so that writing one changes the other.
 
-    `aliases` are pairs of a source and a destination that may be the very same bytes.
+    `aliases` are pairs of a source and a destination that may be the very same bytes; so may two destinations of one
+    source.
     """
+    origins = {destination: source for source, destination in aliases}
     spans = [(*_span(tensor), True, name) for name, tensor in source.items() if tensor.numel()]
     spans += [(*_span(tensor), False, name) for name, tensor in destination.items() if tensor.numel()]
     spans.sort(key=lambda span: (span[0], not span[2]))
@@ -80,7 +83,9 @@ def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[
             if start >= last or (is_source and other_is_source):
                 continue
             names = (name, other) if is_source else (other, name)
-            if is_source != other_is_source and names in aliases and (start, stop) == (first, last):
+            one_origin = name in origins and origins[name] == origins.get(other)
+            shared = names in aliases if is_source != other_is_source else one_origin
+            if shared and (start, stop) == (first, last):
                 continue
             sides = [
                 f"{'source' if side else 'destination'} {n}"

@@ -13,6 +13,7 @@ from typing import Self
 import torch
 
 from hybridrl.models.weights import ITEM_BYTES, Param
+from hybridrl.reshard.aliasing import Adopt, is_shared, share
 from hybridrl.reshard.checksum import Checker
 from hybridrl.reshard.executor import Executor, Hook
 from hybridrl.reshard.golden_checks import agree, storage_problems
@@ -41,6 +42,9 @@ class WeightSync:
         bucket_bytes: staging is at most twice this on any rank.
         ranks_per_node: ranks that share a node, and prefer each other as sources; None where all are equally near.
         verify: compare checksums after each sync (reads all weights once more).
+        adopt: gives parameters of the destination the source's storage where the two are the same bytes, once, now:
+            what the source's owner writes there is then in the destination at once, and needs no sync. None shares
+            nothing.
         hooks: by name, what rebuilds derived state of the engine after each sync.
         clock: see `Executor`.
 
@@ -61,6 +65,7 @@ class WeightSync:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         ranks_per_node: int | None = None,
         verify: bool = False,
+        adopt: Adopt | None = None,
         hooks: Mapping[str, Hook] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -71,6 +76,11 @@ class WeightSync:
         self.plan, slots = _plan(source, destination, rank, bucket_bytes, ranks_per_node)
         agree(REFUSED, coverage_problems(self.plan, _params(destination, rank)))
         agree(REFUSED, peer_problems(self.plan))
+        if adopt is not None:
+            agree(REFUSED, share(self.plan, source_tensors, destination_tensors, adopt))
+        aliases = self.plan.aliases
+        self.aliased_bytes = sum(a.nbytes for a in aliases if is_shared(a, source_tensors, destination_tensors))
+        """Bytes of this rank's destination that are the source's storage."""
         self.executor = Executor(
             self.plan,
             source_tensors,
@@ -93,8 +103,8 @@ class WeightSync:
         """Brings the source's weights into the destination as `version`; see `Executor.run`. Collective.
 
         Returns this rank's metrics: `sync/received_bytes`, `sync/sent_bytes`, `sync/copied_bytes`,
-        `sync/staging_bytes`, and seconds in all (`sync/seconds`), of local copies (`sync/copy_seconds`) and of rounds
-        (`sync/rounds_seconds`).
+        `sync/aliased_bytes`, `sync/staging_bytes`, and seconds in all (`sync/seconds`), of local copies
+        (`sync/copy_seconds`) and of rounds (`sync/rounds_seconds`).
         """
         self.executor.run(version, self._check)
         plan, seconds = self.plan, self.executor.seconds
@@ -104,7 +114,8 @@ class WeightSync:
             "sync/rounds_seconds": seconds.rounds,
             "sync/received_bytes": float(plan.received_bytes),
             "sync/sent_bytes": float(plan.sent_bytes),
-            "sync/copied_bytes": float(plan.copied_bytes),
+            "sync/copied_bytes": float(plan.copied_bytes + plan.aliased_bytes - self.aliased_bytes),
+            "sync/aliased_bytes": float(self.aliased_bytes),
             "sync/staging_bytes": float(self.executor.staging.nbytes),
         }
 

@@ -9,6 +9,8 @@ from hybridrl.rollout.samples import Request, Sample
 if TYPE_CHECKING:
     import torch
 
+    from hybridrl.reshard.aliasing import Adopt
+
 
 class Engine(Protocol):
     """An inference engine on this rank, or this rank's share of one.
@@ -27,6 +29,15 @@ class Engine(Protocol):
 
     def parameters(self) -> Mapping[str, "torch.Tensor"]:
         """This rank's live parameters (and buffers) under the layout's names; written in place by a weight sync."""
+
+    @property
+    def adopt(self) -> "Adopt | None":
+        """Takes tensors' storage for the parameters of these names in place of its own, and never frees it.
+
+        None where the weights lie in other processes. What the storage's owner writes is the engine's from then on: it
+        must happen while the engine sleeps, and be published. Raises ValueError that names each parameter which cannot
+        lie elsewhere, or is laid out otherwise.
+        """
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """One sample a request. Raises EngineStateError while asleep or before the weights are published."""

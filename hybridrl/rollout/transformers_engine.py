@@ -26,7 +26,7 @@ class TransformersEngine:
     - `ranks`: the world ranks that each hold a replica, `rank` being this one;
     - `max_batch_size`: sequences that decode together;
     - `load`: read the folder's weights (else parameters hold nothing until a sync); `publish` is due all the same;
-    - `release_weights`: `sleep` gives back the weights' storage too, for an engine that owns it. The tensors stay the
+    - `release_weights`: `sleep` gives back the weights' storage too, where it is the engine's own. The tensors stay the
       same objects; what they hold after `wake` is undefined until a sync;
     - `vocab_limit`: the tokenizer's length, where the checkpoint's vocabulary is padded beyond it: ids from there on
       are then never sampled, and have no mass in the log-probs. None keeps all of the checkpoint's rows, as a trainer
@@ -63,6 +63,8 @@ class TransformersEngine:
         self._vocab_limit = vocab_limit
         self._release = release_weights
         self._released: list[tuple[torch.UntypedStorage, int]] = []
+        self._foreign: set[str] = set()
+        """Parameters whose storage is the trainer's."""
         self._asleep = False
         self._version: int | None = None
 
@@ -86,6 +88,20 @@ class TransformersEngine:
         if self._released:
             raise EngineStateError("the engine's weights are released: call wake before parameters")
         return self._tensors
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes these tensors' storage in place of the parameters' own; see `Engine.adopt`."""
+        wrong = [
+            f"{name} is {_name(tensor.dtype)} {list(tensor.shape)}, the engine's is "
+            f"{_name(self._tensors[name].dtype)} {list(self._tensors[name].shape)}"
+            for name, tensor in tensors.items()
+            if (tensor.dtype, tensor.shape) != (self._tensors[name].dtype, self._tensors[name].shape)
+        ]
+        if wrong:
+            raise ValueError(f"the engine cannot take this storage: {'; '.join(wrong)}")
+        for name, tensor in tensors.items():
+            self._tensors[name].data = tensor
+        self._foreign |= tensors.keys()
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
@@ -118,7 +134,8 @@ class TransformersEngine:
         """
         self._version = None
         if self._release and not self._asleep:
-            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self._tensors.values()}
+            own = [tensor for name, tensor in self._tensors.items() if name not in self._foreign]
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in own}
             self._released = [(storage, storage.nbytes()) for storage in storages.values()]
             for storage, _ in self._released:
                 storage.resize_(0)

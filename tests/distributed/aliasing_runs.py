@@ -1,0 +1,190 @@
+"""What ranks run to share the trainer's storage with an engine: a stand-in with the parameters of SGLang's layout."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hybridrl.checkpoint.huggingface_export import export_weights
+from hybridrl.checkpoint.huggingface_import import import_weights
+from hybridrl.models.families import weight_map
+from hybridrl.models.spec import ModelSpec
+from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.reshard.agreement import SyncError
+from hybridrl.reshard.aliasing import adopt_data
+from hybridrl.reshard.golden import golden_sync
+from hybridrl.reshard.golden_checks import WeightError
+from hybridrl.reshard.layouts.megatron import MegatronLayout
+from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
+from hybridrl.reshard.sync import WeightSync
+from hybridrl.training.actor import Actor
+from hybridrl.training.losses import make_loss
+from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
+from tests.distributed.golden_runs import same_bits
+
+MOVED = ("sync/received_bytes", "sync/sent_bytes", "sync/copied_bytes", "sync/staging_bytes")
+
+
+@dataclass
+class Shared:
+    """An actor, an engine's parameters, and the sync between them."""
+
+    actor: Actor
+    layout: SGLangLayout
+    parameters: dict[str, torch.nn.Parameter]
+    sync: WeightSync
+
+    def twin(self) -> dict[str, torch.Tensor]:
+        """What the engine should hold now, by the golden path."""
+        rank = dist.get_rank()
+        found = {n: torch.empty_like(p.data) for n, p in self.parameters.items()}
+        golden_sync(self.actor.layout, self.actor.tensors(), self.layout, found, rank)
+        return found
+
+    def agrees(self) -> bool:
+        """Whether the engine's parameters are those, bit for bit."""
+        twin = self.twin()
+        return all(same_bits(self.parameters[name].data, value) for name, value in twin.items())
+
+    def update(self) -> dict[str, float]:
+        """A step on the same rows each time."""
+        rows = with_old_log_probs(make_rows(), self.actor)
+        return self.actor.update(rows, make_loss(self.actor.config.algorithm, 16))
+
+
+def make_shared(folder: Path, rollout: Mapping[str, int], **options: Any) -> Shared:
+    """All of it, on this rank's world; the engine's parameters hold NaN before they are shared."""
+    actor, rank = make_actor(folder, **options), dist.get_rank()
+    sizes = RolloutSizes(world=dist.get_world_size(), **rollout)
+    layout = SGLangLayout(actor.layout.weights, sizes, dtype=actor.config.model.dtype)
+    parameters = {
+        name: torch.nn.Parameter(torch.full(p.shape, float("nan"), dtype=getattr(torch, p.dtype)), requires_grad=False)
+        for name, p in layout.params(rank).items()
+    }
+    sync = WeightSync(actor.layout, actor.tensors(), layout, parameters, rank, adopt=adopt_data(parameters))
+    return Shared(actor, layout, parameters, sync)
+
+
+def through_steps(folder: Path, rollout: Mapping[str, int], **options: Any) -> dict[str, Any]:
+    """Three updates, after each of which the engine has the new weights before any sync, and a sync that moves none."""
+    shared = make_shared(folder, rollout, **options)
+    addresses = {name: p.data_ptr() for name, p in shared.parameters.items()}
+    agreed, moved = [shared.agrees()], []
+    before = {name: p.detach().clone() for name, p in shared.parameters.items()}
+    for step in range(3):
+        shared.update()
+        agreed.append(shared.agrees())
+        metrics = shared.sync.run(step)
+        moved.append(sum(metrics[name] for name in MOVED))
+        agreed.append(shared.agrees())
+    return {
+        "agreed": agreed,
+        "moved": moved,
+        "aliased": metrics["sync/aliased_bytes"],
+        "bytes": sum(p.nbytes for p in shared.parameters.values()),
+        "changed": all(bool((before[n] != p).any()) for n, p in shared.parameters.items() if "embed" not in n),
+        "kept": addresses == {name: p.data_ptr() for name, p in shared.parameters.items()},
+        "plan": (len(shared.sync.plan.copies), len(shared.sync.plan.rounds), len(shared.sync.plan.fills)),
+    }
+
+
+def through_events(folder: Path, other: Path, out: Path, rollout: Mapping[str, int], **options: Any) -> list[str]:
+    """Which of the things that happen to a trainer's memory the sharing does not outlive."""
+    shared = make_shared(folder, rollout, **options)
+    actor, rank = shared.actor, dist.get_rank()
+
+    def save() -> None:
+        export_weights(out, actor.layout, actor.tensors(), rank, source=folder)
+
+    def load() -> None:
+        import_weights(other, actor.layout, actor.tensors(), rank, convert=True)
+        actor.optimizer.inner.reload_model_params()
+
+    def release_gradients() -> None:
+        for chunk in actor._chunks:
+            chunk.offload_grad_buffers()
+            chunk.restore_grad_buffers()
+
+    events: dict[str, Callable[[], Any]] = {
+        "update": shared.update,
+        "save": save,
+        "load": load,
+        "update after load": shared.update,
+        "release gradients": release_gradients,
+        "update after release": shared.update,
+        "forget moments": actor.optimizer.forget,
+        "last update": shared.update,
+    }
+    lost = []
+    for version, (name, event) in enumerate(events.items()):
+        event()
+        metrics = shared.sync.run(version)
+        if not shared.agrees() or any(metrics[key] for key in MOVED):
+            lost.append(name)
+    return lost
+
+
+def loaded_weights_stay(folder: Path, other: Path, rollout: Mapping[str, int], **options: Any) -> bool:
+    """Whether weights that were loaded into a live actor outlive a step with a learning rate of 0."""
+    shared = make_shared(folder, rollout, **options)
+    shared.update()
+    import_weights(other, shared.actor.layout, shared.actor.tensors(), dist.get_rank(), convert=True)
+    shared.actor.optimizer.inner.reload_model_params()
+    loaded = {name: p.detach().clone() for name, p in shared.parameters.items()}
+    rows = with_old_log_probs(make_rows(), shared.actor)
+    shared.actor.update(rows, make_loss(shared.actor.config.algorithm, 16), lr=0.0)
+    return all(same_bits(p.data, loaded[name]) for name, p in shared.parameters.items())
+
+
+def careless(folder: Path, side: str, rank: int, **options: Any) -> tuple[str, bool]:
+    """One rank gives a parameter other storage: what the error says, and whether it says that nothing was touched."""
+    shared = make_shared(folder, {}, **options)
+    shared.sync.run(0)
+    if dist.get_rank() == rank:
+        tensors = shared.actor.tensors() if side == "trainer" else shared.parameters
+        name = next(name for name in tensors if name.endswith(("experts.w13", "experts.w13_weight")))
+        tensors[name].data = tensors[name].data.clone()
+    try:
+        shared.sync.run(1)
+    except SyncError as error:
+        return str(error), error.touched
+    return "", True
+
+
+def deaf_engine(folder: Path) -> str:
+    """What the error says where an engine claims to have adopted and has not."""
+    actor = make_actor(folder, model={"parameter_layout": "engine"})
+    layout = SGLangLayout(actor.layout.weights, RolloutSizes(world=1), dtype="float32")
+    parameters = {n: torch.zeros(p.shape) for n, p in layout.params(0).items()}
+    try:
+        WeightSync(actor.layout, actor.tensors(), layout, parameters, 0, adopt=lambda tensors: None)
+    except WeightError as error:
+        return str(error)
+    return ""
+
+
+def seconds_of_sync(specs: list[ModelSpec]) -> list[float]:
+    """Of the fastest of many syncs of models that both sides lay out alike."""
+    found = []
+    for spec in specs:
+        weights = weight_map(spec)
+        source = MegatronLayout(weights, ParallelSizes(world=dist.get_world_size()), engine_order=True)
+        layout = SGLangLayout(weights, RolloutSizes(world=dist.get_world_size()))
+        rank = dist.get_rank()
+        ours, theirs = (
+            {n: torch.zeros(p.shape, dtype=getattr(torch, p.dtype)) for n, p in one.params(rank).items()}
+            for one in (source, layout)
+        )
+        sync = WeightSync(source, ours, layout, theirs, rank, adopt=adopt_data(theirs))
+        times = []
+        for version in range(20):
+            start = perf_counter()
+            sync.run(version)
+            times.append(perf_counter() - start)
+        assert sync.aliased_bytes == sum(t.nbytes for t in theirs.values())
+        found.append(min(times))
+    return found

@@ -1,0 +1,118 @@
+"""One copy of the weights: an engine with the trainer's layout reads the trainer's storage, whatever happens to it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridrl.models.spec import MoeSpec
+from tests.distributed import aliasing_runs
+from tests.distributed.pool import WorkerPool
+from tests.models.tiny import tiny_folder
+from tests.reshard.simulated import MOE
+
+WORLDS: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
+    "one rank": (1, {}, {}),
+    "dp2": (2, {}, {}),
+    "ep2": (2, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2}),
+    "tp2": (2, {"tp": 2, "etp": 2}, {"tp": 2}),
+    "tp2, two replicas": (4, {"tp": 2, "etp": 2}, {"tp": 2}),
+    "tp4 over 2 kv heads": (4, {"tp": 4, "etp": 4}, {"tp": 4}),
+    "tp4 ep2": (4, {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2}),
+}
+ENGINE = {"parameter_layout": "engine"}
+QUICK = {
+    ("qwen3_moe", "one rank", True, "float32"),
+    ("qwen3_moe", "ep2", True, "bfloat16"),
+    ("qwen3_moe_tied", "dp2", False, "float32"),
+    ("mixtral", "tp2", True, "float32"),
+    ("qwen3_moe", "tp4 over 2 kv heads", True, "bfloat16"),
+    ("qwen2", "dp2", False, "bfloat16"),
+}
+
+
+def cases() -> list[Any]:
+    found = []
+    for model in ("qwen3_moe", "qwen3_moe_tied", "mixtral", "qwen3_tied", "qwen2"):
+        for world, (_, train, _) in WORLDS.items():
+            if "ep" in train and "moe" not in model and model != "mixtral":
+                continue
+            for distributed in (False, True):
+                for dtype in ("float32", "bfloat16"):
+                    case = (model, world, distributed, dtype)
+                    name = f"{model}-{world}-{'sharded' if distributed else 'whole'}-{dtype}"
+                    found.append(pytest.param(*case, marks=() if case in QUICK else pytest.mark.full, id=name))
+    return found
+
+
+def options(model: str, world: str, distributed: bool, dtype: str) -> dict[str, Any]:
+    _, train, rollout = WORLDS[world]
+    dense = "moe" not in model and model != "mixtral"
+    return {
+        "rollout": rollout,
+        "parallel": {**train, "etp": 1} if dense else train,
+        "optimizer": {"distributed": distributed, "lr": 0.02},  # seen in bfloat16 too
+        "model": {**ENGINE, "dtype": dtype},
+    }
+
+
+@pytest.mark.parametrize(("model", "world", "distributed", "dtype"), cases())
+def test_updates_are_in_the_engine_without_a_copy(
+    pool: WorkerPool, model: str, world: str, distributed: bool, dtype: str
+) -> None:
+    folder = tiny_folder(model, dtype)
+    given = options(model, world, distributed, dtype)
+    for found in pool.run(aliasing_runs.through_steps, WORLDS[world][0], folder=folder, **given):
+        assert all(found["agreed"])
+        assert found["changed"]
+        assert found["kept"]
+        assert found["moved"] == [0, 0, 0]
+        assert found["aliased"] == found["bytes"]
+        assert found["plan"] == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("world", "distributed", "dtype"), [("ep2", True, "float32"), ("dp2", False, "bfloat16")])
+def test_sharing_outlives_saves_loads_and_released_gradients(
+    pool: WorkerPool, tmp_path: Path, world: str, distributed: bool, dtype: str
+) -> None:
+    given = options("qwen3_moe", world, distributed, dtype)
+    other = tiny_folder("qwen3_moe", dtype, initializer_range=0.1)
+    run = {"folder": tiny_folder("qwen3_moe", dtype), "other": other, "out": tmp_path / "out"}
+    for lost in pool.run(aliasing_runs.through_events, WORLDS[world][0], **run, **given):
+        assert lost == []
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loaded_weights_are_not_undone_by_older_masters(pool: WorkerPool, dtype: str, distributed: bool) -> None:
+    given = options("qwen3_moe", "dp2", distributed, dtype)
+    other = tiny_folder("qwen3_moe", dtype, initializer_range=0.1)
+    run = {"folder": tiny_folder("qwen3_moe", dtype), "other": other}
+    assert all(pool.run(aliasing_runs.loaded_weights_stay, 2, **run, **given))
+
+
+@pytest.mark.parametrize("side", ["trainer", "engine"])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_parameter_that_was_given_other_storage_is_refused_on_all_ranks(
+    pool: WorkerPool, side: str, distributed: bool
+) -> None:
+    folder, given = tiny_folder("qwen3_moe"), {"optimizer": {"distributed": distributed}, "model": ENGINE}
+    name = "mlp.experts.w13 " if side == "trainer" else "mlp.experts.w13_weight "
+    for text, touched in pool.run(aliasing_runs.careless, 2, folder=folder, side=side, rank=1, **given):
+        assert "rank 1: " in text
+        assert f"layers.0.{name}was given another storage" in text
+        assert not touched
+
+
+def test_an_engine_that_reads_other_tensors_is_refused(pool: WorkerPool) -> None:
+    (told,) = pool.run(aliasing_runs.deaf_engine, 1, folder=tiny_folder("qwen3_moe"))
+    assert "destination model.layers.0.mlp.experts.w13_weight was to share the storage of source" in told
+
+
+def test_time_of_a_sync_does_not_depend_on_the_models_size(pool: WorkerPool) -> None:
+    moe = MoeSpec(num_experts=8, top_k=2, ffn_size=64, norm_topk_prob=True, layers=(True,) * 4)
+    small = replace(MOE, moe=moe, hidden_size=64, vocab_size=512, head_dim=16)
+    large = replace(small, moe=replace(moe, ffn_size=640), hidden_size=320, vocab_size=1024)
+    for one, other in pool.run(aliasing_runs.seconds_of_sync, 2, specs=[small, large]):
+        assert other < 2 * one + 1e-3
