@@ -1,5 +1,6 @@
 """Training in bfloat16 starts from the values of the files, not from what the import rounded them to."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.checkpoint.huggingface_import import import_weights
-from hybridrl.reshard.layouts.megatron import MegatronLayout
+from hybridrl.training.actor import training_layout
 from hybridrl.training.losses import make_loss
 from tests.distributed import actor_runs
 from tests.models.tiny import tiny_folder
@@ -16,10 +17,10 @@ from tests.models.tiny import tiny_folder
 
 def masters_and_files(folder: Path, **options: dict[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """By parameter, its master (put together where ranks have shards of it) and the files' values."""
-    actor = actor_runs.make_actor(folder, model={"dtype": "bfloat16", "vocab_multiple": 8}, **options)
-    rank, layout = dist.get_rank(), actor.layout
-    assert isinstance(layout, MegatronLayout)
-    exact = MegatronLayout(layout.weights, layout.sizes, vocab_multiple=8, dtype="float32")
+    actor = actor_runs.make_actor(folder, **options)
+    rank, config = dist.get_rank(), actor.config
+    float32 = replace(config, model=replace(config.model, dtype="float32"))
+    exact = training_layout(float32, actor.layout.weights.spec, actor.layout.sizes)
     values = {name: torch.empty(param.shape) for name, param in exact.params(rank).items()}
     import_weights(folder, exact, values, rank, convert=True)
     mine = {n: t.main_param.detach().flatten() for n, t in actor.tensors().items() if t.main_param is not None}
@@ -33,13 +34,21 @@ def masters_and_files(folder: Path, **options: dict[str, Any]) -> dict[str, tupl
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    ("parallel", "distributed"), [({}, True), ({"ep": 2}, True), ({"tp": 2, "ep": 2}, False), ({"pp": 2}, True)]
+    ("parallel", "layout", "distributed"),
+    [
+        ({}, "megatron", True),
+        ({"ep": 2}, "engine", True),
+        ({"tp": 2, "ep": 2}, "megatron", False),
+        ({"tp": 2}, "engine", False),
+        ({"pp": 2}, "megatron", True),
+    ],
 )
-def test_masters_are_the_values_of_the_files(pool, dtype, parallel, distributed):
+def test_masters_are_the_values_of_the_files(pool, dtype, parallel, layout, distributed):
     folder = tiny_folder("qwen3_moe_tied", dtype)
-    options = {"parallel": parallel, "optimizer": {"distributed": distributed}}
+    model = {"dtype": "bfloat16", "vocab_multiple": 8, "parameter_layout": layout}
+    options = {"parallel": parallel, "optimizer": {"distributed": distributed}, "model": model}
     for found in pool.run(masters_and_files, world=2, folder=folder, **options):
         for name, (master, value) in found.items():
             assert torch.equal(master, value), name
