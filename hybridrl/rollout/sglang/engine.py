@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridrl.models.families import load_spec, weight_map
 from hybridrl.reshard.layout import Layout
-from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
+from hybridrl.reshard.layouts.sglang import SGLangLayout
 from hybridrl.rollout import sampling
 from hybridrl.rollout.engine import EngineStateError
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.checks import check_parameters, layout_of
 from hybridrl.rollout.sglang.kv import KvMemory, Storages
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
 from hybridrl.rollout.sglang.trace import Trace, budget, problems
@@ -53,7 +53,7 @@ class SGLangEngine:
         self, options: EngineOptions, *, release_weights: bool = False, vocab_limit: int | None = None
     ) -> None:
         self._options = options
-        self._layout = _layout(options)
+        self._layout = layout_of(options)
         rank = dist.get_rank()
         self.replica = rank // options.tp
         self.num_replicas = dist.get_world_size() // options.tp
@@ -67,7 +67,9 @@ class SGLangEngine:
         self._scheduler = host.build(server_args)
         self._scheduler.model_runner.sampler.vocab_limit = vocab_limit
         self._kv = KvMemory(self._scheduler.model_runner)
-        self._parameters = _parameters(self._scheduler.model_runner.model, self._layout, rank)
+        model = self._scheduler.model_runner.model
+        have = {name: parameter.data for name, parameter in model.named_parameters()}
+        self._parameters = check_parameters(have, self._layout, rank)
         self._padded = _padded(self._layout, self._parameters, rank)
         self._zero_padding()
         self._derived = bool(self._layout.derived(rank))
@@ -328,31 +330,9 @@ class SGLangEngine:
             raise EngineStateError("SGLang did not flush its prefix cache: it holds requests that are unknown here")
 
 
-def _layout(options: EngineOptions) -> SGLangLayout:
-    if not dist.is_initialized():
-        raise RuntimeError("torch.distributed is not initialised: the engine's groups are made in the trainer's world")
-    sizes = RolloutSizes(world=dist.get_world_size(), tp=options.tp, ep=options.ep)
-    return SGLangLayout(weight_map(load_spec(options.folder)), sizes, dtype=options.dtype)
-
-
 def _padded(layout: SGLangLayout, parameters: Mapping[str, Tensor], rank: int) -> list[Tensor]:
     """Parameters with elements that no sync writes, such as rows of a padded vocabulary."""
     covered: Counter[str] = Counter()
     for piece in layout.pieces(rank):
         covered[piece.param] += piece.box.size
     return [tensor for name, tensor in parameters.items() if covered[name] < tensor.numel()]
-
-
-def _parameters(model: torch.nn.Module, layout: SGLangLayout, rank: int) -> dict[str, Tensor]:
-    """The model's parameters in the layout's order. ValueError lists every name, shape and dtype that differs."""
-    have = {name: parameter.data for name, parameter in model.named_parameters()}
-    expected = {name: (p.shape, p.dtype) for name, p in layout.params(rank).items()}
-    found = {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in have.items()}
-    wrong = [
-        f"{name} is {found.get(name, 'absent')} in SGLang, {expected.get(name, 'absent')} in the layout"
-        for name in expected | found
-        if found.get(name) != expected.get(name)
-    ]
-    if wrong:
-        raise ValueError(f"SGLang's model and its layout disagree: {'; '.join(wrong)}")
-    return {name: have[name] for name in expected}

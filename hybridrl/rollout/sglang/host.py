@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.rollout.sglang import internals as sg
-from hybridrl.rollout.sglang.cpu import experts
+from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
+from hybridrl.rollout.sglang.replaced import replaced
 from hybridrl.rollout.sglang.sampler import SeededSampler
 from hybridrl.rollout.sglang.trace import Trace
-from hybridrl.rollout.sglang.world import adopted_world, replaced
+from hybridrl.rollout.sglang.world import adopted_world
 
 
 class _Nowhere:
@@ -152,30 +153,11 @@ def build(server_args: Mapping[str, Any]) -> HostedScheduler:
         stack.enter_context(quiet("sglang"))
         stack.enter_context(replaced(sg.scheduler_module, create_scheduler_watchdog=lambda *_, **__: None))
         if sg.ON_CPU:
-            # the capture of routed experts asks CUDA to pin its host memory
-            stack.enter_context(replaced(torch.cuda, cudart=lambda: _NoCuda))
-            # sizes are padded for AMX kernels, which are not used: without it the layout is that of a GPU
-            stack.enter_context(replaced(sg.model_runner_module, adjust_config_with_unaligned_cpu_tp=_as_it_is))
-            experts.install()
+            stack.enter_context(laid_out_as_on_a_gpu())
         sg.publish(args, role="scheduler", ranks=sg.SpawnRanks(world_rank=dist.get_rank() % tp, gpu_id=gpu))
         scheduler = HostedScheduler(args, sg.PortArgs.init_new(args))
         scheduler.start()
     return scheduler
-
-
-def _as_it_is(model_config: Any, load_config: Any, tp_size: int) -> Any:
-    return model_config
-
-
-class _NoCuda:
-    """The part of the CUDA runtime that pins host memory, on a machine that has none."""
-
-    class cudaError:  # noqa: N801 - CUDA's own name
-        success = 0
-
-    @staticmethod
-    def cudaHostRegister(*_: Any) -> int:  # noqa: N802 - CUDA's own name
-        return 0
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -44,6 +45,7 @@ from sglang.srt.state_capturer.routed_experts import destroy_global_experts_capt
 from sglang.srt.utils import DynamicGradMode
 
 __all__ = [
+    "FINISH_ABORT",
     "ON_CPU",
     "SERVER_ARGS",
     "VERSION",
@@ -65,6 +67,7 @@ __all__ = [
     "check",
     "destroy_global_experts_capturer",
     "digest",
+    "engine_class",
     "get_parallel",
     "missing",
     "model_runner_module",
@@ -140,6 +143,13 @@ def missing() -> list[str]:
         if parameters[: len(expected)] != expected:
             found.append(f"{function.__qualname__} takes {parameters}, expected {expected} first")
     return found
+
+
+def engine_class() -> type:
+    """SGLang's own Engine, which is imported only where it is asked for."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    return Engine
 
 
 def check() -> None:

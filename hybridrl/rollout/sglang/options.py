@@ -31,9 +31,13 @@ OWN_ARGS: Mapping[str, str] = {
     "disable_overlap_schedule": "the hosting",
     "disable_cuda_graph": "the hosting",
     "watchdog_timeout": "the hosting",
+    "base_gpu_id": "the ranks of the replica",
     "pp_size": "nothing: the engine's layout has no pipeline stages",
 }
 """Arguments that follow from elsewhere: name → what decides it."""
+
+UNPUBLISHED = "unpublished"
+"""SGLang's weight version before the first `publish`."""
 
 CONTEXT_SLACK = 8
 """SGLang keeps a few positions to itself; it is told of so many more than the model has, and requests are cut by us."""
@@ -94,7 +98,7 @@ def common_args(options: EngineOptions) -> dict[str, Any]:
         "random_seed": 0,
         "enable_return_routed_experts": options.routed_experts,
         "grammar_backend": "none",
-        "log_level": "warning",
+        "log_level": "error",
     }
     if options.device == "cpu":
         args |= {"attention_backend": "torch_native", "disable_custom_all_reduce": True}
@@ -107,6 +111,16 @@ def in_process_args(options: EngineOptions) -> dict[str, Any]:
         "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
         "watchdog_timeout": 1e9,
+    }
+
+
+def subprocess_args(options: EngineOptions, first_gpu: int) -> dict[str, Any]:
+    """ServerArgs for SGLang's own Engine on the devices from `first_gpu` on. Its KV memory moves as well."""
+    return common_args(options) | {
+        "disable_overlap_schedule": True,
+        "disable_cuda_graph": True,
+        "base_gpu_id": first_gpu,
+        "weight_version": UNPUBLISHED,
     }
 
 

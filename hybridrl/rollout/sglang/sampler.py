@@ -7,14 +7,26 @@ same tokens for the same seed, up to the rounding of the logits.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hybridrl.rollout import sampling
+from hybridrl.rollout.samples import SamplingParams
 from hybridrl.rollout.sglang import internals as sg
-from hybridrl.rollout.sglang.trace import Trace
+
+
+class Row(Protocol):
+    """What decides the next token of one request."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """Temperature, top-p and top-k."""
+
+    @property
+    def uniform(self) -> float:
+        """The number in [0, 1) to draw by."""
 
 
 class SeededSampler(sg.Sampler):
@@ -24,7 +36,7 @@ class SeededSampler(sg.Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: Sequence[Trace] = ()
+        self.rows: Sequence[Row] = ()
         self._log_probs: Tensor | None = None
 
     def forward(
@@ -34,7 +46,7 @@ class SeededSampler(sg.Sampler):
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         if len(logits) != len(self.rows):
             raise RuntimeError(f"SGLang computed {len(logits)} rows of logits for a batch of {len(self.rows)} requests")
-        filters = sampling.Filters.of([row.request.params for row in self.rows], logits.device)
+        filters = sampling.Filters.of([row.params for row in self.rows], logits.device)
         uniforms = torch.tensor([row.uniform for row in self.rows], dtype=torch.float64, device=logits.device)
         log_probs = sampling.log_probs(logits, filters, self.vocab_limit)
         tokens = sampling.draw(log_probs, uniforms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridrl.rollout.samples import Finish, Request, Sample
+from hybridrl.rollout.samples import Finish, Request, Sample, SamplingParams
 from hybridrl.rollout.seeds import UniformStream
 
 
@@ -32,6 +32,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         self._uniforms = UniformStream(self.request.seed)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's own."""
+        return self.request.params
 
     @property
     def uniform(self) -> float:

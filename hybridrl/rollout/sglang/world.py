@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.replaced import replaced
 
 _COMMUNICATORS = (
     "use_pynccl",
@@ -33,19 +34,6 @@ class _ManyReplicas(int):
 
     def __ne__(self, other: object) -> bool:
         return False
-
-
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of a module or object with other values, put back at the end."""
-    saved = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(owner, name, value)
 
 
 @contextmanager
@@ -82,7 +70,7 @@ def adopted_world(tp: int) -> Iterator[None]:
         return broadcast(data, dist.get_rank(), *args, **kwargs)
 
     with (
-        replaced(sg.bootstrap, _init_parallel_groups=init_groups, _bind_threads_if_cpu=lambda *, device: None),
+        replaced(sg.bootstrap, _init_parallel_groups=init_groups),
         replaced(sg.tp_worker_module, broadcast_pyobj=broadcast_global),
     ):
         yield

@@ -1,0 +1,62 @@
+"""The trainer's storage under SGLang's own modules, and modules whose kernels want another order than shapes show.
+
+Both an alias and a write in place put values where the layout says they lie. Some of SGLang's kernels permute, pack or
+pad parameters after loading, in place and often in the same shape: a module that does is refused by name.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+PLAIN_METHODS = ("UnquantizedFusedMoEMethod", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+"""Of a module's `quant_method`: those that leave parameters as they were loaded, but for what `REORDERING` says."""
+REORDERING = (
+    "use_triton_kernels",
+    "use_flashinfer_cutlass",
+    "use_flashinfer_trtllm_moe",
+    "use_deep_gemm",
+    "use_intel_amx_backend",
+    "w13_swiglu_interleaved",
+    "load_up_proj_weight_first",
+)
+"""Marks of a module or its method that its parameters are in another order, or packed."""
+
+
+def order_problems(model: torch.nn.Module) -> list[str]:
+    """Modules whose parameters are not in the order of SGLang's checkpoints, each with what says so."""
+    found = []
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or not any(True for _ in module.parameters(recurse=False)):
+            continue
+        if type(method).__name__ not in PLAIN_METHODS:
+            found.append(f"{name}: its {type(method).__name__} may keep parameters in another order")
+        marks = [mark for mark in REORDERING if getattr(module, mark, False) or getattr(method, mark, False)]
+        if marks:
+            found.append(f"{name}: its parameters are in another order ({', '.join(marks)})")
+    return found
+
+
+def adopt(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Points the model's parameters of these names at the tensors' storage.
+
+    Raises ValueError for shapes, dtypes or devices that differ, before any parameter is changed.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wrong = []
+    for name, tensor in tensors.items():
+        own = parameters.get(name)
+        if own is None:
+            wrong.append(f"{name} is no parameter of the model")
+        elif (own.shape, own.dtype, own.device) != (tensor.shape, tensor.dtype, tensor.device):
+            wrong.append(f"{name} is {_kind(own)} in the engine, {_kind(tensor)} is given")
+        elif not own.is_contiguous():
+            wrong.append(f"{name} has strides {own.stride()} in the engine, which a plain tensor has not")
+    if wrong:
+        raise ValueError(f"SGLang cannot take this storage: {'; '.join(wrong)}")
+    for name, tensor in tensors.items():
+        parameters[name].data = tensor
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -1,0 +1,19 @@
+"""What the server tells of a request."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one request ended: tokens, their log-probs and versions (as they were published), and why."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    spans: list[tuple[str, int, int]]
+    """Weight version, first token and the token after the last."""
+    finish: str
+    """`stop`, `length` or `abort`."""
+    message: str
+    cached_tokens: int
+    routed_experts: str | None
+    """Base64 of int32 [tokens, layers, top-k]."""

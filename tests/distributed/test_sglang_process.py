@@ -1,0 +1,144 @@
+"""SGLang in processes of its own: fed in place, the same tokens as in process, and gone when its parent is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from hybridrl.rollout.engine import EngineStateError
+from hybridrl.rollout.samples import Finish
+from tests.distributed.pool import WorkerPool
+from tests.models.tiny import FOLDER_VARIABLE
+from tests.rollout.sglang import support
+from tests.rollout.sglang.support import needs_sglang
+
+pytestmark = needs_sglang
+VARIANT = "qwen3_moe"
+
+
+def _shared_files() -> set[str]:
+    return {f for f in os.listdir("/dev/shm") if f.startswith("hybridrl-")}
+
+
+def _whole_life(tp: int, ep: int) -> None:
+    from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
+
+    requests = support.requests(6, n=2, temperature=0.7)
+    with support.opened(VARIANT, tp=tp, ep=ep) as inside:
+        expected = inside.generate(requests)
+        weights = {name: tensor.clone() for name, tensor in inside.parameters().items()}
+    shared = _shared_files()
+    engine = SGLangProcessEngine(support.options(VARIANT, tp=tp, ep=ep, routed_experts=True))
+    try:
+        assert _shared_files() <= shared, "the files of the shared weights are left"
+        with pytest.raises(EngineStateError, match="no weights are in service"):
+            engine.generate(requests)
+        support.write(engine, support.checkpoint(VARIANT))
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in engine.parameters().items())
+        engine.publish(3)
+        found = engine.generate(requests)
+        assert support.tokens(found) == support.tokens(expected)
+        for a, b in zip(found, expected, strict=True):
+            assert torch.allclose(torch.tensor(a.log_probs), torch.tensor(b.log_probs), atol=1e-6)
+            assert (a.versions, a.finish) == ([3] * 16, Finish.LENGTH)
+            assert a.routed_experts.shape == (len(a.prompt.token_ids) + 15, 4, 2)
+        _sleeps(engine, requests, support.tokens(expected))
+        _changes_weights(engine)
+        _aborts(engine)
+    finally:
+        engine.close()
+    assert not [c for c in psutil.Process().children(recursive=True) if "sglang" in c.name()]
+
+
+def _sleeps(engine: Any, requests: list[Any], expected: list[list[int]]) -> None:
+    engine.sleep()
+    with pytest.raises(EngineStateError, match="asleep"):
+        engine.generate(requests)
+    engine.wake()
+    with pytest.raises(EngineStateError, match="no weights are in service"):
+        engine.generate(requests)
+    engine.publish(4)
+    assert support.tokens(engine.generate(requests)) == expected
+
+
+def _changes_weights(engine: Any) -> None:
+    """Paused at some token, with new weights from there on."""
+    models = {4: support.reference(VARIANT), 5: support.reference(VARIANT, seed=5)}
+    requests = support.requests(6, temperature=0.0, max_new_tokens=80)
+    engine.submit(requests)
+    engine.step()
+    engine.pause()
+    with pytest.raises(EngineStateError, match="paused"):
+        engine.step()
+    support.write(engine, support.checkpoint(VARIANT, seed=5))
+    engine.publish(5)
+    engine.resume()
+    while engine.step():
+        pass
+    for sample in engine.take():
+        assert len(sample.response_ids) == min(80, support.MAX_POSITIONS - len(sample.prompt.token_ids))
+        assert sample.versions == sorted(sample.versions)
+        rows = {version: support.logits(model, sample).argmax(-1).tolist() for version, model in models.items()}
+        assert sample.response_ids == [rows[version][i] for i, version in enumerate(sample.versions)]
+    support.write(engine, support.checkpoint(VARIANT))
+    engine.publish(6)
+
+
+def _aborts(engine: Any) -> None:
+    requests = support.requests(6, n=4, temperature=1.0, max_new_tokens=60)
+    whole = support.tokens(engine.generate(requests))
+    engine.submit(requests)
+    engine.step()
+    some = engine.abort({(r.prompt.id, r.index) for r in requests[::3]})
+    engine.pause()
+    rest = engine.abort()
+    engine.resume()
+    samples = sorted([*some, *rest, *engine.take()], key=lambda s: (s.prompt.id, s.index))
+    assert len(samples) == len(requests)
+    for sample, tokens in zip(samples, whole, strict=True):
+        assert sample.response_ids == tokens[: len(sample.response_ids)]
+        assert set(sample.versions) <= {6}
+    assert support.tokens(engine.generate(requests)) == whole
+
+
+def test_an_engine_in_its_own_processes_is_the_one_in_process(pool: WorkerPool) -> None:
+    support.folder(VARIANT)
+    pool.run(_whole_life, world=2, tp=2, ep=2)
+
+
+PARENT = """
+import os, sys, time
+import psutil
+from hybridrl.rollout.sglang.options import subprocess_args
+from hybridrl.rollout.sglang.process.client import ServerProcess
+from tests.rollout.sglang import support
+if __name__ == "__main__":
+    server = ServerProcess(subprocess_args(support.options("qwen3"), 0), None)
+    print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    support.folder("qwen3")
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "7"}
+    assert FOLDER_VARIABLE in environment
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) >= 2, "the server and a scheduler at least"
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
