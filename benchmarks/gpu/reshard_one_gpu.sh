@@ -4,7 +4,7 @@
 #
 #     benchmarks/gpu/reshard_one_gpu.sh [OUTPUT_FOLDER]
 #
-# PYTHON names the interpreter, whose environment has hybridrl's dependencies (torch, numpy, pyyaml and rich suffice).
+# PYTHON names the interpreter, whose environment has hybridrl's dependencies (torch, numpy, pyyaml).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out="${1:-outputs/reshard_one_gpu}"

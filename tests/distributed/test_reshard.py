@@ -16,7 +16,7 @@ def spread(trains, engines, step):
 
 
 def test_codes_arrive_over_layouts_of_experts(pool):
-    pairs = spread(TRAINING, ENGINES, 4)
+    pairs = spread(TRAINING, ENGINES, 5)
     assert {t for t, _ in pairs} == set(TRAINING)
     assert {e for _, e in pairs} == set(ENGINES)
     for told in pool.run(reshard_runs.sync_pairs, world=4, spec="moe", pairs=pairs, bucket_bytes=2**15):
