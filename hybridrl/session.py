@@ -22,6 +22,7 @@ from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.score import Judges, reward_metrics
 from hybridrl.rollout.collect import share
+from hybridrl.rollout.engine import SharingEngine
 from hybridrl.rollout.engines import make_engine
 from hybridrl.rollout.metrics import response_metrics
 from hybridrl.rollout.samples import Request, Sample
@@ -144,6 +145,7 @@ class Session:
             bucket_bytes=config.reshard.bucket_bytes,
             ranks_per_node=config.trainer.ranks_per_node,
             verify=config.reshard.verify,
+            adopt=engine.adopt if isinstance(engine, SharingEngine) else None,
         )
 
     def _is_leader(self) -> bool:

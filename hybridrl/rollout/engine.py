@@ -1,15 +1,13 @@
 """The protocol that every engine obeys."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hybridrl.reshard.layout import Layout
 from hybridrl.rollout.samples import Request, Sample
 
 if TYPE_CHECKING:
     import torch
-
-    from hybridrl.reshard.aliasing import Adopt
 
 
 class Engine(Protocol):
@@ -30,15 +28,6 @@ class Engine(Protocol):
     def parameters(self) -> Mapping[str, "torch.Tensor"]:
         """This rank's live parameters (and buffers) under the layout's names; written in place by a weight sync."""
 
-    @property
-    def adopt(self) -> "Adopt | None":
-        """Takes tensors' storage for the parameters of these names in place of its own, and never frees it.
-
-        None where the weights lie in other processes. What the storage's owner writes is the engine's from then on: it
-        must happen while the engine sleeps, and be published. Raises ValueError that names each parameter which cannot
-        lie elsewhere, or is laid out otherwise.
-        """
-
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """One sample a request. Raises EngineStateError while asleep or before the weights are published."""
 
@@ -54,6 +43,18 @@ class Engine(Protocol):
     @property
     def version(self) -> int | None:
         """Version of the weights in service, None before the first `publish` and after `sleep`."""
+
+
+@runtime_checkable
+class SharingEngine(Engine, Protocol):
+    """An engine in this process, whose parameters may lie in storage that the trainer owns."""
+
+    def adopt(self, tensors: Mapping[str, "torch.Tensor"]) -> None:
+        """Takes these tensors' storage for the parameters of these names in place of its own, and never frees it.
+
+        What the storage's owner writes is the engine's from then on: it must happen while the engine sleeps, and be
+        published. Raises ValueError that names each parameter which cannot lie elsewhere, or is laid out otherwise.
+        """
 
 
 class EngineStateError(RuntimeError):

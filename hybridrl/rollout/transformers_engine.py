@@ -90,7 +90,7 @@ class TransformersEngine:
         return self._tensors
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes these tensors' storage in place of the parameters' own; see `Engine.adopt`."""
+        """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
         wrong = [
             f"{name} is {_name(tensor.dtype)} {list(tensor.shape)}, the engine's is "
             f"{_name(self._tensors[name].dtype)} {list(self._tensors[name].shape)}"

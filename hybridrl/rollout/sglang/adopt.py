@@ -10,6 +10,8 @@ import torch
 
 PLAIN_METHODS = ("UnquantizedFusedMoEMethod", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 """Of a module's `quant_method`: those that leave parameters as they were loaded, but for what `REORDERING` says."""
+PLAIN_BACKEND = "triton"
+"""Of the experts' runner on a GPU; it is set, and unused, where SGLang computes natively."""
 REORDERING = (
     "use_triton_kernels",
     "use_flashinfer_cutlass",
@@ -31,6 +33,9 @@ def order_problems(model: torch.nn.Module) -> list[str]:
             continue
         if type(method).__name__ not in PLAIN_METHODS:
             found.append(f"{name}: its {type(method).__name__} may keep parameters in another order")
+        backend = getattr(getattr(method, "runner", None), "runner_backend", None)
+        if backend is not None and backend.value != PLAIN_BACKEND:
+            found.append(f"{name}: its runner backend {backend.value} may keep experts in another order")
         marks = [mark for mark in REORDERING if getattr(module, mark, False) or getattr(method, mark, False)]
         if marks:
             found.append(f"{name}: its parameters are in another order ({', '.join(marks)})")

@@ -1,0 +1,74 @@
+"""One copy of the weights with the real engine: SGLang generates from the trainer's own storage."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed.pool import WorkerPool
+from tests.rollout.sglang import support
+from tests.rollout.sglang.support import needs_sglang
+
+pytestmark = needs_sglang
+MOVED = ("sync/received_bytes", "sync/sent_bytes", "sync/copied_bytes", "sync/staging_bytes")
+
+
+def _generate_and_learn(variant: str, cut: dict[str, int], release: bool, **options: Any) -> dict[str, Any]:
+    from hybridrl.reshard.sync import WeightSync
+    from hybridrl.rollout.sglang.engine import SGLangEngine
+    from hybridrl.training.losses import make_loss
+    from hybridrl.training.rows import Row
+    from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
+
+    actor = make_actor(support.folder(variant), model={"parameter_layout": "engine"}, **options)
+    rows = with_old_log_probs(make_rows(), actor)
+    engine = SGLangEngine(support.options(variant, **cut), release_weights=release)
+    try:
+        parameters = engine.parameters()
+        rank = torch.distributed.get_rank()
+        sync = WeightSync(actor.layout, actor.tensors(), engine.layout, parameters, rank, adopt=engine.adopt)
+        moved, errors, responses = [], [], []
+        for version in range(4):
+            if version:
+                engine.sleep()
+                actor.update(rows, make_loss(actor.config.algorithm, 16))
+                engine.wake()
+            metrics = sync.run(version)
+            engine.publish(version)
+            samples = engine.generate(support.requests(4, max_new_tokens=8))
+            whole = [np.array([*s.prompt.token_ids, *s.response_ids]) for s in samples]
+            scored = [Row(index=i, token_ids=ids, mask=np.arange(len(ids)) > 0) for i, ids in enumerate(whole)]
+            ours = [p[len(s.prompt.token_ids) :] for p, s in zip(actor.log_probs(scored), samples, strict=True)]
+            theirs = [np.array(s.log_probs) for s in samples]
+            errors.append(max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)))
+            moved.append(sum(metrics[name] for name in MOVED))
+            responses.append(theirs)
+        changed = [any(not np.allclose(a, b) for a, b in zip(responses[0], r, strict=True)) for r in responses[1:]]
+        total = sum(p.nbytes for p in parameters.values())
+        return {"moved": moved, "errors": errors, "changed": changed, "aliased": sync.aliased_bytes, "bytes": total}
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "world", "train", "cut", "release"),
+    [
+        ("qwen3_moe", 1, {}, {}, True),
+        ("qwen3_moe", 2, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2}, False),
+        pytest.param("mixtral", 2, {"tp": 2, "etp": 2}, {"tp": 2}, False, marks=pytest.mark.full),
+        pytest.param("qwen3_moe_tied", 2, {}, {}, True, marks=pytest.mark.full),
+        pytest.param("qwen3_moe", 4, {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2}, False, marks=pytest.mark.full),
+        pytest.param("qwen2_tied", 4, {"tp": 4}, {"tp": 4}, True, marks=pytest.mark.full),
+    ],
+)
+def test_sglang_generates_from_the_trainers_storage(
+    pool: WorkerPool, variant: str, world: int, train: dict[str, int], cut: dict[str, int], release: bool
+) -> None:
+    support.folder(variant)
+    run = {"variant": variant, "cut": cut, "release": release, "parallel": train, "optimizer": {"lr": 0.01}}
+    for found in pool.run(_generate_and_learn, world, **run):
+        assert found["moved"] == [0, 0, 0, 0]
+        assert found["aliased"] == found["bytes"]
+        assert max(found["errors"]) <= 1e-4
+        assert all(found["changed"])
