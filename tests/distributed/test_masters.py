@@ -15,7 +15,7 @@ from tests.distributed import actor_runs
 from tests.models.tiny import tiny_folder
 
 
-def masters_and_files(folder: Path, **options: dict[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def masters_and_files(folder: Path, **options: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """By parameter, its master (put together where ranks have shards of it) and the files' values."""
     actor = actor_runs.make_actor(folder, **options)
     rank, config = dist.get_rank(), actor.config
@@ -23,7 +23,9 @@ def masters_and_files(folder: Path, **options: dict[str, Any]) -> dict[str, tupl
     exact = training_layout(float32, actor.layout.weights.spec, actor.layout.sizes)
     values = {name: torch.empty(param.shape) for name, param in exact.params(rank).items()}
     import_weights(folder, exact, values, rank, convert=True)
-    mine = {n: t.main_param.detach().flatten() for n, t in actor.tensors().items() if t.main_param is not None}
+    mine = {
+        n: m.detach().flatten() for n, t in actor.tensors().items() if (m := getattr(t, "main_param", None)) is not None
+    }
     shards: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shards, mine)
     found = {}
@@ -56,7 +58,7 @@ def test_masters_are_the_values_of_the_files(pool, dtype, parallel, layout, dist
         assert bool(rounded) == (dtype != "bfloat16")
 
 
-def unmoved(folder: Path, **options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def unmoved(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The weights before and after an update at a learning rate of 0."""
     actor = actor_runs.make_actor(folder, model={"dtype": "bfloat16"}, **options)
     before = actor_runs.whole_tensors(actor, "weights")
