@@ -11,6 +11,7 @@ from hybridrl.algorithms.policy_losses import POLICY_LOSSES
 from hybridrl.config.load import hydra_main
 from hybridrl.config.schema import Config
 from hybridrl.files import cache_folder
+from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
 from hybridrl.models.spec import ModelSpec
@@ -22,16 +23,15 @@ from hybridrl.training.losses import Supervised, make_loss
 from hybridrl.training.rows import Row, rows_from_examples, rows_from_samples
 
 
-def run(config: Config) -> None:
-    """Trains as `config` says. Every rank calls it."""
-    with Session(config) as session:
+def run(config: Config, inputs: Inputs | None = None) -> None:
+    """Trains as `config` says, on `inputs` or what it reads itself. Every rank calls it."""
+    with Session(config, inputs) as session:
         if session.supervised:
             imitate(session)
         else:
             warm_start(session)
             reinforce(session)
-        if config.trainer.export_final:
-            session.export()
+        session.finish()
 
 
 def reinforce(session: Session) -> None:
@@ -74,8 +74,10 @@ def imitate(session: Session) -> None:
 def warm_start(session: Session) -> None:
     """Supervised steps before the first rollout; the optimizer starts afresh after them."""
     config, actor = session.config.warm_start, session.actor
-    for _ in range(config.steps):
-        actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
+    for step in range(1, config.steps + 1):
+        found = actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
+        if step in (1, config.steps):
+            session.note(f"warm start {step}/{config.steps}  loss {found['loss/sft']:.4g}")
     if config.steps:
         actor.optimizer.forget()
 
@@ -97,15 +99,18 @@ def _spec(config: Config) -> ModelSpec:
 
 
 def _device(config: Config) -> str:
-    if config.trainer.device != "auto":
-        return config.trainer.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The device of the run. Raises ValueError where it is asked for and absent."""
+    wanted, present = config.trainer.device, torch.cuda.is_available()
+    if wanted == "cuda" and not present:
+        raise ValueError("trainer.device=cuda: this torch sees no CUDA device; install a CUDA build or use cpu")
+    return wanted if wanted != "auto" else "cuda" if present else "cpu"
 
 
 main = hydra_main(
     recorded(run),
     spec=_spec,
     device=_device,
+    read=read_inputs,
     names={
         "algorithm.advantage": ADVANTAGES,
         "algorithm.policy_loss": POLICY_LOSSES,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridrl"
 
 TIERS = [
-    {"train", "plan", "launch", "session"},
+    {"train", "plan", "launch", "session", "inputs"},
     {"rollout", "training", "rewards", "environments", "data", "checkpoint"},
     {"memory"},
     {"reshard"},

@@ -49,8 +49,9 @@ def refuse(problems: Sequence[str], launch: Launch) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
+        told = {"timestamp": str(int(time.time())), "py_callstack": message}
         with open(error_file, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": str(int(time.time()))}, file)
+            json.dump({"message": {"message": message, "extraInfo": told}}, file)
     sys.exit(EXIT_STATUS)
 
 

@@ -13,6 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -28,21 +29,26 @@ from hybridrl.config.validate.bounds import CHOICES
 __all__ = ["ConfigError", "compose", "hydra_main", "save_config"]
 
 Names = Mapping[str, Iterable[str]]
+_READ = ("model.", "data.", "rollout.max_", "trainer.prompts_per_step", "warm_start.")
+"""Keys that say what is read: where one is wrong, reading would only tell the same mistake again."""
 
 
 def hydra_main(
-    task: Callable[[Config], None],
+    task: Callable[..., None],
     *,
     spec: Callable[[Config], Model | None] | None = None,
     device: Callable[[Config], str] | None = None,
     names: Names | None = None,
+    read: Callable[[Config], Any] | None = None,
 ) -> Callable[[], None]:
     """A `main()` that reads `sys.argv` as hydra does and calls `task` with a configuration that passed every check.
 
     `spec` reads the model's sizes (it may raise ValueError or OSError: a mistake like the others), `device` says `cpu`
-    or `cuda`, and `names` gives the registered names of keys that take one. They are asked before anything is
-    started, and let the checks say more. A ConfigError that the task raises is reported in the same way, so it may
-    judge what only it can see. `--cfg`, `--help` and their like are hydra's own.
+    or `cuda` (ValueError: a device that is not there), and `names` gives the registered names of keys that take one.
+    They are asked before anything is started, and let the checks say more. `read` reads what the run needs, raises
+    ConfigError with the mistakes in it, and what it returns is the task's second argument. A ConfigError that the task
+    raises is reported in the same way, so it may judge what only it can see. `--cfg`, `--help` and their like are
+    hydra's own.
     """
 
     @functools.wraps(task)
@@ -54,19 +60,31 @@ def hydra_main(
         problems = _unsupported(args)
         found = compose_all(args.overrides, args.config_dir)
         problems += [p.text for p in found.problems if not (args.cfg and p.missing)]
+        inputs: tuple[Any, ...] = ()
         if not args.cfg:
             problems += found.untainted(_judge(found, launch, spec, device, names))
+            if read is not None and found.whole and not any(text.startswith(_READ) for text in problems):
+                inputs = _read_inputs(read, found, problems)
         if problems:
             refuse(problems, launch)
         if args.cfg:
             return _hydra(task, args.overrides, _forced(args.overrides, found))
         try:
-            task(found.config)
+            task(found.config, *inputs)
         except ConfigError as error:
             refuse(error.problems, launch)
         return None
 
     return main
+
+
+def _read_inputs(read: Callable[[Config], Any], found: Composition, problems: list[str]) -> tuple[Any, ...]:
+    """What is read; nothing, and new problems, where it cannot be."""
+    try:
+        return (read(found.config),)
+    except ConfigError as error:
+        problems += found.untainted(error.problems)
+    return ()
 
 
 def _judge(
@@ -77,17 +95,20 @@ def _judge(
     names: Names | None,
 ) -> list[str]:
     """Combinations that cannot run, as far as they can be known."""
-    config = found.config
-    kind = device(config) if device and config.trainer.device in CHOICES["trainer.device"] else None
+    config, kind, absent = found.config, None, []
+    try:
+        kind = device(config) if device and config.trainer.device in CHOICES["trainer.device"] else None
+    except ValueError as error:
+        absent = [str(error)]
     problems = validate(config, world=launch.world, local_world=launch.local_world, device=kind, names=names)
     unreadable = any("model.path" in text for text in (*problems, *(p.text for p in found.problems)))
     if spec is None or unreadable or not found.whole:
-        return problems
+        return absent + problems
     try:
         model = spec(config)
     except (ValueError, OSError) as error:
-        return [*problems, f"model.path={config.model.path}: {error}"]
-    return validate(config, model, launch.world, local_world=launch.local_world, device=kind, names=names)
+        return [*absent, *problems, f"model.path={config.model.path}: {error}"]
+    return absent + validate(config, model, launch.world, local_world=launch.local_world, device=kind, names=names)
 
 
 def _unsupported(args: argparse.Namespace) -> list[str]:
@@ -111,7 +132,7 @@ def _forced(overrides: Sequence[str], found: Composition) -> list[str]:
     return [*groups, *(f"++{assignment}" for assignment in found.assignments)]
 
 
-def _hydra(task: Callable[[Config], None], given: Sequence[str], overrides: Sequence[str]) -> None:
+def _hydra(task: Callable[..., None], given: Sequence[str], overrides: Sequence[str]) -> None:
     """Lets hydra show what it is asked to, with `overrides` for those given, behind all flags as it needs them."""
 
     @functools.wraps(task)

@@ -72,22 +72,31 @@ def expected(kind: Any) -> str:
 
 
 def _section(kind: type[T], tree: Any, prefix: str, known: list[str], problems: list[Problem]) -> T:
-    if not isinstance(tree, dict):
+    kinds, is_section = get_type_hints(kind), isinstance(tree, dict)
+    if not is_section:
         key = prefix.rstrip(".") or "the configuration"
         problems.append(Problem((key,), f"{key}: expected a section of keys and values, found {describe(tree)}"))
         tree = {}
-    kinds = get_type_hints(kind)
-    problems += [_unknown(prefix, str(name), list(kinds), known) for name in tree if name not in kinds]
+    unknown = [_unknown(prefix, str(name), list(kinds), known) for name in tree if name not in kinds]
+    problems += unknown
     values = {}
     for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass, which `type[T]` cannot say
+        found: list[Problem] = []
         value = tree.get(field.name, _default(field))
-        values[field.name] = _value(kinds[field.name], value, prefix + field.name, known, problems, field)
+        values[field.name] = _value(kinds[field.name], value, prefix + field.name, known, found, field)
+        problems += [p for p in found if not p.missing or (is_section and not _meant(p, unknown))]
     return kind(**values)
+
+
+def _meant(missing: Problem, unknown: Iterable[Problem]) -> bool:
+    """Whether what is missing may be there, under a misspelt key."""
+    (key,) = missing.keys
+    return any(key == near or key.startswith(f"{near}.") for problem in unknown for near in problem.keys)
 
 
 def _unknown(prefix: str, name: str, siblings: list[str], known: list[str]) -> Problem:
     key = prefix + name
-    near = closest(name, siblings) or closest(key, known)
+    near = closest(name, siblings) or closest(key, [k for k in known if not key.startswith(f"{k}.")])
     meant = [prefix + near if near in siblings else near] if near else elsewhere(key, known)
     advice = "did you mean " + " or ".join(f"'{m}'" for m in meant) + "?" if meant else f"known: {', '.join(siblings)}"
     return Problem((key, *meant), f"{key}: unknown key; {advice}")

@@ -58,6 +58,11 @@ class _Stream:
         self._digest = digest
 
     @property
+    def size(self) -> int:
+        """Examples of an epoch."""
+        return self._order.size
+
+    @property
     def epoch(self) -> float:
         """Epochs handed out, with fractions."""
         return self._order.position / self._order.size

@@ -5,6 +5,7 @@ a character that knows digits and signs. It is no trained model: it knows nothin
 """
 
 from pathlib import Path
+from typing import Any
 
 from hybridrl.files import folder_aside
 
@@ -71,7 +72,7 @@ def make_tiny_moe(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def character_tokenizer():  # type: ignore[no-untyped-def]  # transformers' class, imported when needed
+def character_tokenizer() -> Any:
     """A tokenizer of one token a character, with `<pad>` and `<eos>`; other characters are refused as `<unk>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

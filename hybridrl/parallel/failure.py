@@ -4,17 +4,17 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-Argument = TypeVar("Argument")
+Arguments = ParamSpec("Arguments")
 
 PAUSE_S = 1.1
 """torchrun compares the times of errors in whole seconds, and takes the lowest rank of equals."""
 
 
-def recorded(task: Callable[[Argument], None]) -> Callable[[Argument], None]:
+def recorded(task: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """`task`, whose error is left for torchrun to show.
 
     The process then lives a little longer with its connections open: the other ranks fail when these close, and their
@@ -22,9 +22,9 @@ def recorded(task: Callable[[Argument], None]) -> Callable[[Argument], None]:
     """
 
     @functools.wraps(task)
-    def run(argument: Argument) -> None:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         try:
-            record(task)(argument)
+            record(task)(*args, **kwargs)
         except Exception:
             if "TORCHELASTIC_ERROR_FILE" in os.environ:
                 time.sleep(PAUSE_S)

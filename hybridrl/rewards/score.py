@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from hybridrl.config.schema import JudgeConfig, RewardsConfig
 from hybridrl.rewards.pool import Job, JudgePool, Verdict

@@ -6,21 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-CONSOLE_KEYS = {
-    "reward/mean": "reward",
-    "loss/policy": "policy",
-    "loss/sft": "loss",
-    "loss/kl": "kl",
-    "entropy": "entropy",
-    "grad_norm": "|grad|",
-    "response_length/mean": "length",
-    "mismatch/logprob_abs_mean": "mismatch",
-    "time/step": "s/step",
-}
-"""Metrics shown on the console where a step has them, with their short names."""
+from hybridrl.telemetry.console import RunConsole
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -43,10 +31,9 @@ class MetricsWriter:
     A value that is not finite is written as null in the JSON lines, since JSON has no NaN.
     """
 
-    def __init__(self, folder: Path, steps: int, console: Console | None = None) -> None:
+    def __init__(self, folder: Path, console: RunConsole) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._steps = steps
-        self._console = console or Console()
+        self.console = console
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"))
 
@@ -58,8 +45,7 @@ class MetricsWriter:
         self._lines.flush()
         for key, value in metrics.items():
             self._board.add_scalar(key, value, step)
-        shown = "  ".join(f"{name} {metrics[key]:.4g}" for key, name in CONSOLE_KEYS.items() if key in metrics)
-        self._console.print(f"[bold]step {step}/{self._steps}[/bold]  {shown}", highlight=False, soft_wrap=True)
+        self.console.step(step, metrics)
 
     def close(self) -> None:
         self._lines.close()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -147,6 +148,40 @@ def test_the_model_the_device_and_the_registries_are_asked(
     shown = refused(monkeypatch, capsys, *ONE, *words, main=main)
     for text in ("silently wrong", "on a CPU", "algorithm.advantage=gae"):
         assert text in shown
+
+
+def test_a_device_that_is_absent_is_a_mistake_like_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def device(config: Config) -> str:
+        raise ValueError("trainer.device=cuda: there is none")
+
+    shown = refused(monkeypatch, capsys, *ONE, "rollout.top_k=3", main=hydra_main(lambda config: None, device=device))
+    assert "trainer.device=cuda: there is none" in shown
+    assert "rollout.top_k=3" in shown
+
+
+def test_what_is_read_reaches_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    start(
+        monkeypatch,
+        *ONE,
+        main=hydra_main(lambda config, rows: given.append(rows), read=lambda config: config.data.path),
+    )
+    assert given == ["builtin:tiny_sums"]
+
+
+def test_mistakes_in_what_is_read_come_with_the_others_unless_they_follow_from_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(config: Config) -> None:
+        raise ConfigError(["rows.jsonl:1: has no 'prompt'"])
+
+    main = hydra_main(lambda config, rows: None, read=read)
+    shown = refused(monkeypatch, capsys, *ONE, "rollout.top_k=3", main=main)
+    assert "rollout.top_k=3" in shown
+    assert "2. rows.jsonl:1: has no 'prompt'" in shown
+    assert "rows.jsonl" not in refused(monkeypatch, capsys, *ONE, "data.path=nowhere.jsonl", main=main)
 
 
 @pytest.mark.parametrize("kind", [ValueError, FileNotFoundError])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.metrics import MetricsWriter, read_metrics, set_aside
 from hybridrl.telemetry.plot import plot_curve
 from hybridrl.telemetry.timer import Timer
@@ -16,7 +17,7 @@ from hybridrl.telemetry.timer import Timer
 
 def write(folder: Path, values: list[float]) -> str:
     console = Console(file=io.StringIO(), width=200)
-    writer = MetricsWriter(folder, len(values), console)
+    writer = MetricsWriter(folder, RunConsole(len(values), console))
     for step, value in enumerate(values, 1):
         writer.write(step, {"reward/mean": value, "time/step": 0.5})
     writer.close()

@@ -118,7 +118,8 @@ def value_problems(config: Config, names: Mapping[str, Sequence[str]]) -> Iterat
     for key, bound in BOUNDS.items():
         value = get(config, key)
         if value is not None and value not in bound:
-            yield Problem((key,), f"{key}={value}: must be {bound}")
+            finite = "" if isfinite(value) or bound is FINITE else " and finite"
+            yield Problem((key,), f"{key}={value}: must be {bound}{finite}")
     for key, known in {**CHOICES, **names}.items():
         value = get(config, key)
         if value not in known:

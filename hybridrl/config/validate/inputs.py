@@ -1,5 +1,6 @@
 """What a run reads: model folder, tokenizer, data, judges, and the engine's package."""
 
+import os
 import re
 from collections.abc import Iterator
 from glob import glob
@@ -20,18 +21,35 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
     """Mistakes in what is read; `files` looks at this machine's files and packages too."""
     yield from _data_keys(config)
     for i, judge in enumerate(config.rewards.judges):
-        if judge.name not in (*JUDGES, MANDATORY) and not _FUNCTION.fullmatch(judge.name):
-            yield (
-                f"rewards.judges[{i}].name={judge.name}: unknown judge; known: {', '.join(JUDGES)}, or module:function "
-                "of your own"
-            )
+        if judge.name not in (*JUDGES, MANDATORY):
+            yield from _judge(f"rewards.judges[{i}].name={judge.name}", judge.name, files)
     if files:
+        yield from _output_folder(config.trainer.output_dir)
         yield from _model_folder("model.path", config.model.path)
         if config.model.tokenizer not in (None, config.model.path):
             yield from _tokenizer(str(config.model.tokenizer))
         yield from _data_files(config)
         if config.rollout.engine == "sglang" and config.algorithm.name != "sft" and find_spec("sglang") is None:
             yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
+
+
+def _judge(setting: str, name: str, files: bool) -> Iterator[str]:
+    if not _FUNCTION.fullmatch(name):
+        yield f"{setting}: unknown judge; known: {', '.join(JUDGES)}, or module:function of your own"
+    elif files and find_spec(package := name.partition(":")[0].partition(".")[0]) is None:
+        yield (
+            f"{setting}: there is no module or package '{package}' in {Path.cwd()} or on PYTHONPATH; add the folder "
+            "that holds it to PYTHONPATH"
+        )
+
+
+def _output_folder(path: str) -> Iterator[str]:
+    """Mistakes that would only show when the first results are written."""
+    standing = next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
+    if not standing.is_dir():
+        yield f"trainer.output_dir={path}: {standing} is a file; expected a folder, or a name that is free"
+    elif not os.access(standing, os.W_OK | os.X_OK):
+        yield f"trainer.output_dir={path}: {standing} cannot be written to"
 
 
 def _builtin(key: str, path: str, known: tuple[str, ...]) -> Iterator[str]:

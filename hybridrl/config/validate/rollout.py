@@ -46,6 +46,9 @@ def _sampling(config: Config) -> Iterator[str]:
             "rollout.temperature=0: training needs samples, and their log-probs are taken at this temperature; set it "
             "over 0 (1.0 samples the model itself)"
         )
+    negative = [token for token in rollout.stop_token_ids if token < 0]
+    if negative:
+        yield f"rollout.stop_token_ids={rollout.stop_token_ids} holds {negative}: token ids are 0 or more"
     for key, neutral in (("top_p", 1.0), ("top_k", 0)):
         if (value := getattr(rollout, key)) != neutral:
             yield (

@@ -15,7 +15,7 @@ from importlib.metadata import version
 
 import torch
 
-from hybridrl.parallel.compat import bugs, cuda_calls, cuda_types, gloo, literals, rng, streams
+from hybridrl.parallel.compat import bugs, cuda_calls, cuda_types, gloo, literals, quiet, rng, streams
 from hybridrl.parallel.compat.registry import PATCHES, Patch
 
 __all__ = ["PATCHES", "SUPPORTED_VERSIONS", "Patch", "install", "installed", "prepare"]
@@ -28,11 +28,14 @@ _installed: set[str] = set()
 
 
 def prepare() -> None:
-    """Turns `torch.compile` off where there is no CUDA; must come before the first import of megatron-core.
+    """Turns `torch.compile`, and warnings that are no news (`quiet`), off where there is no CUDA.
 
-    Raises ImportError where it comes too late.
+    Must come before the first import of megatron-core. Raises ImportError where it comes too late.
     """
-    if torch.cuda.is_available() or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+    if torch.cuda.is_available():
+        return
+    quiet.silence()
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         return
     if "megatron.core.jit" in sys.modules:
         raise ImportError(

@@ -1,0 +1,147 @@
+"""What a run reads before anything is started: the model's folder, its tokenizer, and its data as token ids."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from hybridrl.config.compose import ConfigError
+from hybridrl.config.schema import Config
+from hybridrl.data.chat import check_template
+from hybridrl.data.demonstrations import build_demonstrations
+from hybridrl.data.prompts import build_prompts
+from hybridrl.data.rows import Row, load_rows
+from hybridrl.data.stream import DemonstrationStream, PromptStream
+from hybridrl.files import cache_folder
+from hybridrl.models import builtin
+from hybridrl.models.families import load_spec
+from hybridrl.rollout.causal_model import eos_token_ids
+
+READ_ERRORS = (ValueError, OSError)
+"""What reading raises for a folder or data that cannot be used; `DataError` and `UnsupportedModelError` among them."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All of it, alike on every rank."""
+
+    model_folder: Path
+    tokenizer_folder: Path
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    """Ids that end a response by the model folder's own word."""
+    demonstrations: DemonstrationStream | None
+    """Of a supervised run, and of a warm start."""
+    prompts: PromptStream | None
+    """None in a supervised run."""
+    dropped: int
+    """Rows that were left out for their length."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that are used."""
+        stream = self.prompts or self.demonstrations
+        return 0 if stream is None else stream.size
+
+
+def read_inputs(config: Config) -> Inputs:
+    """Reads everything. Raises ConfigError with every mistake that can be found without the others being mended."""
+    problems: list[str] = []
+    path, tokenizer_path = config.model.path, config.model.tokenizer or config.model.path
+    tokenizer, spec, rows = None, None, None
+    eos_ids: tuple[int, ...] = ()
+    with _noted(problems, f"model.path={path}: "):
+        spec = load_spec(builtin.resolve(path, cache_folder()))
+        eos_ids = eos_token_ids(builtin.resolve(path, cache_folder()))
+    with _noted(problems, f"model.tokenizer={tokenizer_path}: cannot be loaded: "):
+        tokenizer = load_tokenizer(_tokenizer_folder(tokenizer_path))
+    with _noted(problems):
+        rows = load_rows(config.data)
+    if tokenizer is not None:
+        with _noted(problems):
+            check_template(config.data, tokenizer)
+    _raise(problems)
+    assert tokenizer is not None
+    assert spec is not None
+    assert rows is not None
+    demonstrations, prompts, dropped = _tokenise(config, tokenizer, rows, eos_ids, spec.vocab_size)
+    return Inputs(
+        model_folder=builtin.resolve(path, cache_folder()),
+        tokenizer_folder=_tokenizer_folder(tokenizer_path),
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        demonstrations=demonstrations,
+        prompts=prompts,
+        dropped=dropped,
+    )
+
+
+def _tokenizer_folder(path: str) -> Path:
+    """A folder that need hold no model."""
+    return builtin.resolve(path, cache_folder()) if path.startswith(builtin.PREFIX) else Path(path)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer. Raises ValueError for a folder that has none.
+
+    transformers makes an empty one from a model's `config.json` alone.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ValueError(f"{folder} has no tokenizer files; copy them there, or name their folder by model.tokenizer")
+    return tokenizer
+
+
+def _tokenise(
+    config: Config, tokenizer: Any, rows: Sequence[Row], eos_ids: tuple[int, ...], vocabulary: int
+) -> tuple[DemonstrationStream | None, PromptStream | None, int]:
+    """Demonstrations and prompts, as far as the run needs them, and the number of rows that were dropped."""
+    problems: list[str] = []
+    common: dict[str, Any] = {"seed": config.data.seed, "shuffle": config.data.shuffle}
+    supervised, demonstrations, prompts, dropped = config.algorithm.name == "sft", None, None, 0
+    if supervised or config.warm_start.steps:
+        batch = config.trainer.prompts_per_step if supervised else config.warm_start.batch_size
+        option = "trainer.prompts_per_step" if supervised else "warm_start.batch_size"
+        limit = config.rollout.max_prompt_length + config.rollout.max_response_length
+        with _noted(problems):
+            examples = build_demonstrations(rows, config.data, tokenizer, limit, eos_ids)
+            dropped = examples.dropped
+            _check_ids((example.token_ids for example in examples.demonstrations), vocabulary, config)
+            demonstrations = DemonstrationStream(examples.demonstrations, batch=batch, option=option, **common)
+    if not supervised:
+        with _noted(problems):
+            found = build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_length)
+            dropped = found.dropped
+            _check_ids((prompt.token_ids for prompt in found.prompts), vocabulary, config)
+            prompts = PromptStream(found.prompts, batch=config.trainer.prompts_per_step, **common)
+    _raise(problems)
+    return demonstrations, prompts, dropped
+
+
+def _check_ids(sequences: Iterable[Sequence[int]], vocabulary: int, config: Config) -> None:
+    highest = max((max(ids) for ids in sequences if ids), default=0)
+    if highest >= vocabulary:
+        raise ValueError(
+            f"model.tokenizer={config.model.tokenizer or config.model.path} gives token {highest}, but the model of "
+            f"model.path={config.model.path} knows {vocabulary} tokens: it is another model's tokenizer"
+        )
+
+
+@contextmanager
+def _noted(problems: list[str], start: str = "") -> Iterator[None]:
+    """Adds an error in the block to the problems, once."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        text = str(error)
+        text = text if "model.path=" in text else start + text
+        if text not in problems:
+            problems.append(text)
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(problems)
