@@ -13,14 +13,25 @@ TP2_EP2 = {"tp": 2, "ep": 2}
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-@pytest.mark.parametrize(("world", "parallel"), [(2, {}), (2, {"tp": 2, "ep": 2}), (2, {"pp": 2})])
-def test_the_norm_counts_each_parameter_once(pool, world, parallel, distributed):
-    check_norm(pool, "qwen3_moe", world, parallel, distributed)
+@pytest.mark.parametrize(
+    ("layout", "world", "parallel"),
+    [
+        ("megatron", 2, {}),
+        ("megatron", 2, {"tp": 2, "ep": 2}),
+        ("engine", 2, {"tp": 2, "ep": 2}),
+        ("engine", 2, {"tp": 2}),
+        ("engine", 4, {"tp": 4}),
+        ("engine", 2, {"pp": 2}),
+    ],
+)
+def test_the_norm_counts_each_parameter_once(pool, layout, world, parallel, distributed):
+    check_norm(pool, "qwen3_moe", layout, world, parallel, distributed)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("variant", ["qwen3_moe", "qwen3_moe_tied", "mixtral"])
+@pytest.mark.parametrize("layout", ["engine", "megatron"])
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -38,13 +49,22 @@ def test_the_norm_counts_each_parameter_once(pool, world, parallel, distributed)
         {"pp": 2},
         {"pp": 4},
         {"pp": 2, "vpp": 2},
+        {"tp": 2},
+        {"tp": 4},
+        {"tp": 4, "etp": 4},
+        {"tp": 4, "ep": 2, "etp": 2},
+        {"etp": 2},
+        {"etp": 2, "ep": 2},
+        {"tp": 2, "pp": 2},
     ],
 )
-def test_the_norm_counts_each_parameter_once_on_four_ranks(pool, variant, parallel, distributed):
-    check_norm(pool, variant, 4, parallel, distributed)
+def test_the_norm_counts_each_parameter_once_on_four_ranks(pool, layout, variant, parallel, distributed):
+    if layout == "megatron" and "ep" not in parallel and parallel.get("tp", 1) != parallel.get("etp", 1):
+        pytest.skip("Megatron's own experts would be counted wrongly, and are refused")
+    check_norm(pool, variant, layout, 4, parallel, distributed)
 
 
-def check_norm(pool, variant, world, parallel, distributed):
+def check_norm(pool, variant, layout, world, parallel, distributed):
     # Every replica's gradient is 1 already, and nothing is summed again: the distributed optimizer reads its shard.
     results = pool.run(
         actor_runs.norm_of_ones,
@@ -52,6 +72,7 @@ def check_norm(pool, variant, world, parallel, distributed):
         folder=tiny_folder(variant),
         parallel=parallel,
         optimizer={"distributed": distributed},
+        model={"parameter_layout": layout, "vocab_multiple": 8},
     )
     for norm, parameters in results:
         assert norm == pytest.approx(math.sqrt(parameters), rel=1e-6)
