@@ -18,10 +18,14 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o777 & ~_umask()
 
 
+def fail_to_write(path: Path) -> None:
+    path.write_text("half")
+    raise ZeroDivisionError
+
+
 def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), folder_aside(tmp_path / "model") as aside:
-        (aside / "weights").write_text("half")
-        raise ZeroDivisionError
+        fail_to_write(aside / "weights")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -29,7 +33,7 @@ def test_a_folder_in_use_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "model"
     with folder_aside(out) as aside:
         (aside / "weights").write_text("first")
-    with pytest.raises(OSError), folder_aside(out) as aside:
+    with pytest.raises(OSError, match="not empty"), folder_aside(out) as aside:
         (aside / "weights").write_text("second")
     with folder_aside(out, first_wins=True) as aside:
         (aside / "weights").write_text("third")
@@ -41,8 +45,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     path.write_text("old")
     with pytest.raises(ZeroDivisionError), file_aside(path) as aside:
-        aside.write_text("half")
-        raise ZeroDivisionError
+        fail_to_write(aside)
     assert path.read_text() == "old"
     with file_aside(path) as aside:
         aside.write_text("new")

@@ -2,8 +2,8 @@
 
 `pool.run(function, world=2, **kwargs)` calls `function(**kwargs)` on the first `world` workers inside a fresh gloo
 world (`torch.distributed` is initialised before and destroyed after, Megatron's state with it) and returns the list of
-results in rank order. The function must be importable (module level). If any rank raises, all workers are replaced and
-`WorkerError` carries every rank's traceback.
+results in rank order. The function must be importable (module level). If any rank raises, `WorkerError` carries every
+rank's traceback; the workers serve on if all of them can leave the world soon, else all are replaced.
 """
 
 import multiprocessing
@@ -12,10 +12,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
 START_S = 180.0
+GRACE_S = 20.0
+"""After the first failure the other ranks have this long to tell theirs."""
+COLLECTIVE = timedelta(seconds=240)
+"""A collective that waits longer for a rank fails, and says which one it was."""
+LEAVE_S = 10.0
+"""How long a rank that failed may take to leave its world."""
 
 
 class WorkerError(RuntimeError):
@@ -38,12 +45,17 @@ def _serve(pipe: Connection) -> None:
         for key, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
             os.environ[key] = str(value)
         try:
-            dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+            rendezvous = dist.FileStore(store, world)
+            dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=world, timeout=COLLECTIVE)
             result = function(**kwargs)
             _leave_world()
             pipe.send((True, result))
-        except BaseException:
+            continue
+        except BaseException:  # noqa: BLE001  whatever it was, the test is told
             pipe.send((False, traceback.format_exc()))
+        # Told first: ranks that wait for this one fail when its connections close.
+        _leave_world()
+        pipe.send("left")
 
 
 def _leave_world() -> None:
@@ -93,7 +105,7 @@ class WorkerPool:
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         deadline = time.monotonic() + timeout
-        grace = 20.0  # after the first failure the others have this long to tell theirs
+        grace = GRACE_S
         while len(results) + len(failures) < world:
             for rank in range(world):
                 process, pipe = self._workers[rank]
@@ -106,7 +118,8 @@ class WorkerPool:
                     elif not process.is_alive():
                         failures[rank] = f"the process ended with exit code {process.exitcode}"
                 except EOFError:
-                    failures[rank] = "the process closed its pipe"
+                    process.join(1)
+                    failures[rank] = f"the process closed its pipe; exit code {process.exitcode}"
                 if failures:
                     deadline = min(deadline, time.monotonic() + grace)
                     grace = max(0.0, deadline - time.monotonic())
@@ -114,20 +127,30 @@ class WorkerPool:
                 for rank in set(range(world)) - set(results) - set(failures):
                     failures[rank] = "no answer in time"
         if failures:
-            self.close()
-            self._folder = tempfile.TemporaryDirectory(prefix="hybridrl-pool-")
+            if not self._all_left(set(failures)):
+                self.close()
+                self._folder = tempfile.TemporaryDirectory(prefix="hybridrl-pool-")
             raise WorkerError("\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items())))
         return [results[rank] for rank in range(world)]
 
+    def _all_left(self, failed: set[int]) -> bool:
+        """Whether the ranks that failed are ready for another world; those that hang or died are not."""
+        deadline = time.monotonic() + LEAVE_S
+        try:
+            return all(
+                self._workers[rank][1].poll(max(0.0, deadline - time.monotonic()))
+                and self._workers[rank][1].recv() == "left"
+                for rank in failed
+            )
+        except (EOFError, OSError):
+            return False
+
     def close(self) -> None:
-        """Ends all workers."""
+        """Ends all workers, at once: what they have started ends with them."""
         for process, pipe in self._workers:
             pipe.close()
-            process.terminate()
+            process.kill()
         for process, _ in self._workers:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
         self._workers.clear()
         self._folder.cleanup()
