@@ -32,6 +32,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp4 over 2 kv heads": (4, {"tp": 4, "etp": 4}),
 }
 """World and `parallel.*`. Only models with experts have EP; a dense model takes no notice of ETP."""
+OWN_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp2 etp1": (2, {"tp": 2}),
+    "etp2": (2, {"etp": 2}),
+    "tp4 ep2 over 2 kv heads": (4, {"tp": 4, "ep": 2}),
+}
+"""Those that only parameters in the engine's layout train."""
 
 MODELS = (
     "qwen3_moe",
@@ -59,18 +65,33 @@ QUICK = {
     ("qwen3_moe_mixed", "pp2 vpp2"),
     ("llama", "first stage 1 of 4"),
     ("qwen3_moe", "tp4 over 2 kv heads"),
+    ("qwen3_moe", "tp2 etp1"),
+    ("qwen3_moe_tied", "tp4 ep2 over 2 kv heads"),
 }
 """One of each kind; the others are `full`."""
+QUICK_MEGATRON = {
+    ("qwen3_moe", "one rank"),
+    ("qwen2_tied", "tp2"),
+    ("mixtral", "ep2"),
+    ("qwen3_moe_mixed", "tp2 ep2 etp1"),
+    ("qwen3", "tp4 over 2 kv heads"),
+    ("llama_biased", "pp2"),
+}
+"""The same with parameters in Megatron's layout."""
 
 
 def cases() -> list[Any]:
     found = []
-    for model in MODELS:
-        for name, (_, parallel) in LAYOUTS.items():
-            if "ep" in parallel and "moe" not in model and model != "mixtral":
-                continue
-            marks = () if (model, name) in QUICK else (pytest.mark.full,)
-            found.append(pytest.param(model, name, marks=marks, id=f"{model}-{name}"))
+    for order, quick, layouts in (
+        ("engine", QUICK, {**LAYOUTS, **OWN_LAYOUTS}),
+        ("megatron", QUICK_MEGATRON, LAYOUTS),
+    ):
+        for model in MODELS:
+            for name, (_, parallel) in layouts.items():
+                if "ep" in parallel and "moe" not in model and model != "mixtral":
+                    continue
+                marks = () if (model, name) in quick else (pytest.mark.full,)
+                found.append(pytest.param(order, model, name, marks=marks, id=f"{order}-{model}-{name}"))
     return found
 
 
@@ -109,10 +130,10 @@ def close(found: np.ndarray, expected: np.ndarray, what: str) -> None:
     assert np.linalg.norm(found - expected) <= GRADIENTS * max(scale, 1e-3), what
 
 
-@pytest.mark.parametrize(("model", "layout"), cases())
-def test_logits_equal_transformers_padded_and_packed(pool: WorkerPool, model: str, layout: str) -> None:
+@pytest.mark.parametrize(("order", "model", "layout"), cases())
+def test_logits_equal_transformers_padded_and_packed(pool: WorkerPool, order: str, model: str, layout: str) -> None:
     folder = tiny_folder(model)
-    world, parallel = LAYOUTS[layout]
+    world, parallel = {**LAYOUTS, **OWN_LAYOUTS}[layout]
     expected, _ = reference(folder)
     for packed in (False, True):
         ranks = pool.run(
@@ -122,6 +143,7 @@ def test_logits_equal_transformers_padded_and_packed(pool: WorkerPool, model: st
             parallel=for_model(model, parallel),
             sequences=make_sequences(),
             packed=packed,
+            parameter_layout=order,
         )
         check_logits(ranks, expected)
         for rank in ranks:
@@ -137,7 +159,8 @@ def for_model(model: str, parallel: Mapping[str, Any]) -> dict[str, Any]:
     "model", ["qwen3_moe_mixed", "llama_biased", *(pytest.param(m, marks=pytest.mark.full) for m in MODELS)]
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_gradients_equal_transformers(pool: WorkerPool, model: str, packed: bool) -> None:
+@pytest.mark.parametrize("order", ["engine", "megatron"])
+def test_gradients_equal_transformers(pool: WorkerPool, order: str, model: str, packed: bool) -> None:
     folder = tiny_folder(model)
     expected, gradients = reference(folder, gradients=True)
     (rank,) = pool.run(
@@ -148,6 +171,7 @@ def test_gradients_equal_transformers(pool: WorkerPool, model: str, packed: bool
         sequences=make_sequences(),
         packed=packed,
         backward=True,
+        parameter_layout=order,
     )
     check_logits([rank], expected)
     compared = 0
@@ -168,6 +192,7 @@ def test_gradients_equal_transformers(pool: WorkerPool, model: str, packed: bool
                 )
 
 
+@pytest.mark.parametrize("order", ["engine", pytest.param("megatron", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
@@ -176,7 +201,7 @@ def test_gradients_equal_transformers(pool: WorkerPool, model: str, packed: bool
         *(pytest.param(m, n, marks=pytest.mark.full) for m in ("qwen3_moe", "mixtral") for n in LAYOUTS),
     ],
 )
-def test_packed_gradients_equal_padded_ones(pool: WorkerPool, model: str, layout: str) -> None:
+def test_packed_gradients_equal_padded_ones(pool: WorkerPool, order: str, model: str, layout: str) -> None:
     world, parallel = LAYOUTS[layout]
     padded, packed = (
         pool.run(
@@ -187,6 +212,7 @@ def test_packed_gradients_equal_padded_ones(pool: WorkerPool, model: str, layout
             sequences=make_sequences(),
             packed=form,
             backward=True,
+            parameter_layout=order,
         )
         for form in (False, True)
     )
@@ -215,7 +241,8 @@ def test_llama3_rope_scaling_with_parameters_of_its_own(pool: WorkerPool, tmp_pa
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation_changes_nothing(pool: WorkerPool, recompute: str) -> None:
-    kwargs = {"folder": tiny_folder("qwen3_moe"), "parallel": {}, "sequences": make_sequences(), "packed": True}
+    run = {"parallel": {}, "sequences": make_sequences(), "packed": True, "parameter_layout": "engine"}
+    kwargs = {"folder": tiny_folder("qwen3_moe"), **run}
     (plain,) = pool.run(megatron_runs.run_model, 1, backward=True, **kwargs)
     (again,) = pool.run(megatron_runs.run_model, 1, backward=True, recompute=recompute, **kwargs)
     assert plain["grads"].keys() == again["grads"].keys()
@@ -223,7 +250,8 @@ def test_recomputation_changes_nothing(pool: WorkerPool, recompute: str) -> None
         np.testing.assert_array_equal(again["grads"][name], gradient, name)
 
 
-def test_bfloat16_forward_and_backward(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("order", ["engine", "megatron"])
+def test_bfloat16_forward_and_backward(pool: WorkerPool, order: str) -> None:
     folder = tiny_folder("qwen3_moe_mixed")
     expected, _ = reference(folder)
     ranks = pool.run(
@@ -235,6 +263,7 @@ def test_bfloat16_forward_and_backward(pool: WorkerPool) -> None:
         packed=True,
         backward=True,
         dtype="bfloat16",
+        parameter_layout=order,
     )
     scale = float(np.mean([np.abs(row).mean() for row in expected]))
     for rank in ranks:  # a token whose experts are near a tie may go to others in bfloat16

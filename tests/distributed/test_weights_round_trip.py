@@ -41,16 +41,19 @@ QUICK = {
     ("llama", "dp2"),
 }
 """One of each kind; the others are `full`."""
+QUICK_MEGATRON = {("qwen3_moe", "tp2 ep2 etp2"), ("mixtral", "pp2 ep2"), ("qwen3", "tp4 over 2 kv heads")}
+"""The same with parameters in Megatron's layout."""
 
 
 def cases() -> list[Any]:
     found = []
-    for variant in VARIANTS:
-        for name, (_, parallel) in LAYOUTS.items():
-            if "ep" in parallel and "moe" not in variant and variant != "mixtral":
-                continue
-            marks = () if (variant, name) in QUICK else (pytest.mark.full,)
-            found.append(pytest.param(variant, name, marks=marks, id=f"{variant}-{name}"))
+    for order, quick in (("engine", QUICK), ("megatron", QUICK_MEGATRON)):
+        for variant in VARIANTS:
+            for name, (_, parallel) in LAYOUTS.items():
+                if "ep" in parallel and "moe" not in variant and variant != "mixtral":
+                    continue
+                marks = () if (variant, name) in quick else (pytest.mark.full,)
+                found.append(pytest.param(order, variant, name, marks=marks, id=f"{order}-{variant}-{name}"))
     return found
 
 
@@ -61,11 +64,11 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("variant", "layout"), cases())
-def test_round_trip_is_bit_identical(pool: WorkerPool, tmp_path: Path, variant: str, layout: str) -> None:
+@pytest.mark.parametrize(("order", "variant", "layout"), cases())
+def test_round_trip_is_bit_identical(pool: WorkerPool, tmp_path: Path, order: str, variant: str, layout: str) -> None:
     world, parallel = LAYOUTS[layout]
     source, out = tiny_folder(variant), tmp_path / "out"
-    pool.run(weights_runs.round_trip, world, folder=source, out=out, parallel=parallel)
+    pool.run(weights_runs.round_trip, world, folder=source, out=out, parallel=parallel, order=order)
     ours, theirs = tensors(out), tensors(source)
     assert ours.keys() == theirs.keys()
     assert all(same_bits(ours[name], theirs[name]) for name in ours)

@@ -24,9 +24,11 @@ from tests.distributed.megatron_runs import make_config, make_groups, make_layou
 FLAGS = ("tensor_model_parallel", "partition_dim", "partition_stride", "allreduce", "sequence_parallel", "shared")
 
 
-def round_trip(folder: Path, out: Path, parallel: Mapping[str, Any], dtype: str = "float32") -> None:
+def round_trip(
+    folder: Path, out: Path, parallel: Mapping[str, Any], dtype: str = "float32", order: str = "engine"
+) -> None:
     """A real Megatron model, loaded from the folder and exported, without the flags Megatron puts on parameters."""
-    config = make_config(parallel, dtype=dtype)
+    config = make_config(parallel, dtype=dtype, parameter_layout=order)
     groups = make_groups(config)
     layout = make_layout(load_spec(folder), config, groups)
     tensors = named_tensors(build_model(layout.weights.spec, config))
