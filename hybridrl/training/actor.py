@@ -3,7 +3,7 @@
 Every method is collective: all ranks call it with the same rows, and all get the same result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.schema import Config
 from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
+from hybridrl.models.megatron.config import uses_transformer_engine
 from hybridrl.models.megatron.router import take_balance
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
@@ -45,7 +46,8 @@ class Scores:
 
 
 class Reference:
-    """A model that scores and never changes: the folder's weights, sharded as in training."""
+    """A model that scores and is not trained: the folder's weights, or the policy's as `take` found them, sharded as in
+    training."""
 
     def __init__(self, config: Config, spec: ModelSpec, sizes: ParallelSizes, *, folder: Path) -> None:
         self.layout = training_layout(config, spec, sizes)
@@ -53,7 +55,14 @@ class Reference:
         chunks = _load(config, spec, self.layout, self._groups, folder)
         for chunk in chunks:
             chunk.requires_grad_(False)
+        self._tensors = named_tensors(chunks)
         self._passes = Passes(chunks, config, spec, self._groups)
+
+    @torch.no_grad()
+    def take(self, policy: Mapping[str, Tensor]) -> None:
+        """Makes the policy's current weights (`Actor.tensors`) the reference's."""
+        for name, tensor in self._tensors.items():
+            tensor.copy_(policy[name])
 
     def log_probs(self, rows: Sequence[Row]) -> list[Floats]:
         """Log-prob of each token, by row, at the rollout's temperature; entry 0 of a row is 0."""
@@ -168,7 +177,7 @@ def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> Me
         first_stage_layers=parallel.first_stage_layers,
         last_stage_layers=parallel.last_stage_layers,
         vocab_multiple=config.model.vocab_multiple,
-        transformer_engine=torch.cuda.is_available(),
+        transformer_engine=uses_transformer_engine(),
         engine_order=config.model.parameter_layout == "engine",
         dtype=config.model.dtype,
     )
