@@ -28,10 +28,18 @@ def make_engine(config: Config, folder: Path, spec: ModelSpec, device: torch.dev
             max_batch_size=config.rollout.max_batch_size,
         )
     if config.rollout.engine == "sglang":
-        from hybridrl.rollout.sglang.engine import SGLangEngine
         from hybridrl.rollout.sglang.options import from_config
 
-        engine = SGLangEngine(from_config(config, folder, spec, device.type))
+        options = from_config(config, folder, spec, device.type)
+        if config.rollout.sglang.hosting == "subprocess":
+            from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
+
+            beside = SGLangProcessEngine(options)
+            stack.callback(beside.close)
+            return beside
+        from hybridrl.rollout.sglang.engine import SGLangEngine
+
+        engine = SGLangEngine(options)
         stack.callback(engine.close)
         return engine
     raise ValueError(f"rollout.engine={config.rollout.engine!r} is none of transformers, sglang")

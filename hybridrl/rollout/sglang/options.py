@@ -148,7 +148,9 @@ def own_args_problems(server_args: Mapping[str, Any]) -> list[str]:
 
 
 def from_config(config: Config, folder: Path, spec: ModelSpec, device: str) -> EngineOptions:
-    """The engine that a configuration asks for, over the model in `folder`."""
+    """The engine that a configuration asks for, over the model in `folder`. Raises ValueError with all `problems`."""
+    if found := problems(config):
+        raise ValueError("; ".join(found))
     rollout = config.rollout
     return EngineOptions(
         folder=folder,

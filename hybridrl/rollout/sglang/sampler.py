@@ -46,12 +46,7 @@ class SeededSampler(sg.Sampler):
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         if len(logits) != len(self.rows):
             raise RuntimeError(f"SGLang computed {len(logits)} rows of logits for a batch of {len(self.rows)} requests")
-        filters = sampling.Filters.of([row.params for row in self.rows], logits.device)
-        uniforms = torch.tensor([row.uniform for row in self.rows], dtype=torch.float64, device=logits.device)
-        log_probs = sampling.log_probs(logits, filters, self.vocab_limit)
-        tokens = sampling.draw(log_probs, uniforms)
-        # a row of NaN draws past its end
-        self._log_probs = log_probs.gather(1, tokens.clamp(max=log_probs.shape[1] - 1)[:, None])[:, 0]
+        tokens, self._log_probs = draw(logits, self.rows, self.vocab_limit)
         if return_logprob:
             logits_output.next_token_logprobs = self._log_probs
         return tokens
@@ -62,3 +57,15 @@ class SeededSampler(sg.Sampler):
             raise RuntimeError("SGLang ran a batch without calling its sampler")
         taken, self._log_probs = self._log_probs.tolist(), None
         return list(taken)
+
+
+def draw(logits: Tensor, rows: Sequence[Row], vocab_limit: int | None) -> tuple[Tensor, Tensor]:
+    """Token ids int64 [rows] and their log-probs fp32 [rows], NaN where the logits of a row are not finite."""
+    if all(row.params.temperature == 0 for row in rows):
+        best, tokens = logits[:, :vocab_limit].float().max(-1)  # of equals the first, as in `sampling.log_probs`
+        return tokens, best - best  # 0, or NaN
+    filters = sampling.Filters.of([row.params for row in rows], logits.device)
+    uniforms = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=logits.device)
+    log_probs = sampling.log_probs(logits, filters, vocab_limit)
+    tokens = sampling.draw(log_probs, uniforms).clamp(max=log_probs.shape[1] - 1)  # a row of NaN draws past its end
+    return tokens, log_probs.gather(1, tokens[:, None])[:, 0]
