@@ -1,14 +1,12 @@
 """From a row's prompt to text: chat messages, checked, and the tokenizer's chat template."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hybridrl.config.schema import DataConfig
 from hybridrl.data.errors import DataError
 
 Message = dict[str, Any]
-SHOWN = 10
-"""Problems that an error lists; the rest are counted."""
 
 
 class Tokenizer(Protocol):
@@ -86,11 +84,3 @@ def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> l
         if not plain or plain[-1] != tokenizer.eos_token_id:
             raise DataError("is ended with the end-of-sequence token by the tokenizer; turn its add_eos_token off")
     return ids
-
-
-def raise_all(problems: Iterable[str]) -> None:
-    """Raises one DataError that lists them, if there are any."""
-    found = list(problems)
-    if found:
-        rest = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-        raise DataError("\n".join([*found[:SHOWN], *rest]))

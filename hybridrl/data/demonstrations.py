@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridrl.config.schema import DataConfig
-from hybridrl.data.chat import Tokenizer, check_template, messages_of, raise_all, render, token_ids
+from hybridrl.data.chat import Tokenizer, check_template, messages_of, render, token_ids
 from hybridrl.data.errors import DataError
-from hybridrl.data.prompts import answer_of, check_overlong, field_of, keys, prompt_tokens
+from hybridrl.data.prompts import answer_of, field_of, keys, prompt_tokens
 from hybridrl.data.rows import Row
+from hybridrl.data.selection import select
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,17 @@ def build_demonstrations(
     of them gets EOS. Raises DataError with all rows that cannot be used, and if nothing is left.
     """
     check_template(config, tokenizer)
-    check_overlong(config)
     if tokenizer.eos_token_id is None:
         raise DataError("the tokenizer has no end-of-sequence token; a response could never be taught to end")
     stops = {tokenizer.eos_token_id, *stop_token_ids}
-    kept: list[Demonstration] = []
-    problems: list[str] = []
-    dropped = 0
-    for row in rows:
-        try:
-            example = _demonstration(row, config, tokenizer, stops)
-        except DataError as error:
-            problems.append(f"{row.where}: {error}")
-            continue
-        if len(example.token_ids) <= max_length:
-            kept.append(example)
-        elif config.overlong == "drop":
-            dropped += 1
-        else:
-            problems.append(
-                f"{row.where}: the example has {len(example.token_ids)} tokens, over {max_length}; "
-                "set data.overlong=drop"
-            )
-    raise_all(problems)
-    if not kept:
-        raise DataError(f"no demonstration is left: all {dropped} are over {max_length} tokens")
+    kept, dropped = select(
+        rows,
+        lambda _, row: _demonstration(row, config, tokenizer, stops),
+        what="demonstration",
+        limit=max_length,
+        option="rollout.max_prompt_length + rollout.max_response_length",
+        overlong=config.overlong,
+    )
     return DemonstrationSet(kept, dropped)
 
 

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hybridrl.config.schema import DataConfig
-from hybridrl.data.chat import Tokenizer, check_template, messages_of, raise_all, render, token_ids
+from hybridrl.data.chat import Tokenizer, check_template, messages_of, render, token_ids
 from hybridrl.data.errors import DataError
-from hybridrl.data.rows import Row, load_rows
+from hybridrl.data.rows import Row
+from hybridrl.data.selection import select
 from hybridrl.rollout.samples import Prompt
 
 TASK_KEYS = ("question", "answer")
@@ -25,13 +25,6 @@ class PromptSet:
     """Prompts that were left out for their length."""
 
 
-def load_prompts(
-    config: DataConfig, tokenizer: Tokenizer, max_prompt_length: int, cache: Path | None = None
-) -> PromptSet:
-    """`build_prompts` of the configured rows."""
-    return build_prompts(load_rows(config, cache), config, tokenizer, max_prompt_length)
-
-
 def build_prompts(rows: Sequence[Row], config: DataConfig, tokenizer: Tokenizer, max_prompt_length: int) -> PromptSet:
     """Prompts of at most `max_prompt_length` tokens, as the engine gets them: the chat template's text counts.
 
@@ -39,37 +32,15 @@ def build_prompts(rows: Sequence[Row], config: DataConfig, tokenizer: Tokenizer,
     key, are empty, have no usable answer or are refused; and if nothing is left.
     """
     check_template(config, tokenizer)
-    check_overlong(config)
-    prompts: list[Prompt] = []
-    problems: list[str] = []
-    dropped = 0
-    for row in rows:
-        try:
-            prompt = _prompt(len(prompts), row, config, tokenizer)
-        except DataError as error:
-            problems.append(f"{row.where}: {error}")
-            continue
-        if len(prompt.token_ids) <= max_prompt_length:
-            prompts.append(prompt)
-        elif config.overlong == "drop":
-            dropped += 1
-        else:
-            problems.append(
-                f"{row.where}: the prompt has {len(prompt.token_ids)} tokens, over "
-                f"rollout.max_prompt_length={max_prompt_length}; raise it, or set data.overlong=drop"
-            )
-    raise_all(problems)
-    if not prompts:
-        raise DataError(
-            f"no prompt is left: all {dropped} are over rollout.max_prompt_length={max_prompt_length} tokens"
-        )
+    prompts, dropped = select(
+        rows,
+        lambda index, row: _prompt(index, row, config, tokenizer),
+        what="prompt",
+        limit=max_prompt_length,
+        option="rollout.max_prompt_length",
+        overlong=config.overlong,
+    )
     return PromptSet(prompts, dropped)
-
-
-def check_overlong(config: DataConfig) -> None:
-    """Raises DataError for an unknown `data.overlong`."""
-    if config.overlong not in ("drop", "error"):
-        raise DataError(f"data.overlong={config.overlong!r}; expected 'drop' or 'error'")
 
 
 def _prompt(index: int, row: Row, config: DataConfig, tokenizer: Tokenizer) -> Prompt:

@@ -92,9 +92,9 @@ def test_too_long_ones_are_dropped_or_refused() -> None:
     data = [Row("d:1", {"prompt": "1", "answer": "2"}), Row("d:2", {"prompt": "12", "answer": "3"})]
     made = build_demonstrations(data, PLAIN, tokenizer, 3)
     assert (len(made.demonstrations), made.dropped) == (1, 1)
-    with pytest.raises(DataError, match="d:2: the example has 4 tokens, over 3"):
+    with pytest.raises(DataError, match=r"d:2: the demonstration has 4 tokens, over rollout\.max_.*=3;"):
         build_demonstrations(data, DataConfig(chat_template=False, overlong="error"), tokenizer, 3)
-    with pytest.raises(DataError, match="all 2 are over 2"):
+    with pytest.raises(DataError, match="all 2 are over .*=2 tokens"):
         build_demonstrations(data, PLAIN, tokenizer, 2)
 
 
