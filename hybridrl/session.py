@@ -1,6 +1,6 @@
 """The parts of one run: they are made here, wired together, and closed in reverse order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -167,20 +167,27 @@ class Session:
         self.writer = MetricsWriter(self.folder, console)
         self._stack.callback(self.writer.close)
 
-    def sync_weights(self, version: int) -> None:
-        """Brings the trained weights into the engine, and into service as `version`."""
+    def sync_weights(self, version: int) -> dict[str, float]:
+        """Brings the trained weights into the engine, and into service as `version`.
+
+        Returns the bytes that it moved, of all ranks together, as `sync/*_bytes`.
+        """
         self.engine.wake()
-        self._sync.run(version)
+        found = self._sync.run(version)
         self.engine.publish(version)
+        return self._totals({key: value for key, value in found.items() if key.endswith("_bytes")})
+
+    def _totals(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The sums over all ranks."""
+        values = torch.tensor(list(metrics.values()), dtype=torch.float64, device=self.device)
+        dist.all_reduce(values)
+        return dict(zip(metrics, values.tolist(), strict=True))
 
     def judge(self, local: Sequence[Sample], requests: Sequence[Request]) -> tuple[list[Sample], dict[str, float]]:
         """Rewards this replica's samples; returns the samples of all replicas, on every rank, and their metrics."""
         counts = self.judges.score(local if self._leads else (), self.tokenizer)
         samples = share(local, requests, replica=self.engine.replica, num_replicas=self.engine.num_replicas)
-        totals = torch.tensor(list(counts.values()), dtype=torch.float64, device=self.device)
-        dist.all_reduce(totals)
-        failures = dict(zip(counts, totals.tolist(), strict=True))
-        return samples, {**reward_metrics(samples), **response_metrics(samples), **failures}
+        return samples, {**reward_metrics(samples), **response_metrics(samples), **self._totals(counts)}
 
     def score(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
         """The rows with the trainer's own log-probs (and the reference's where a KL asks), and the engine's mismatch.

@@ -41,7 +41,7 @@ def reinforce(session: Session) -> None:
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"):
             with session.timer("sync"):
-                session.sync_weights(version=step - 1)
+                moved = session.sync_weights(version=step - 1)
             with session.timer("rollout"):
                 prompts = session.prompts.next(config.trainer.prompts_per_step)
                 requests = make_requests(
@@ -53,11 +53,14 @@ def reinforce(session: Session) -> None:
                 samples, judged = session.judge(local, requests)
             with session.timer("logprob"):
                 rows, gap = session.score(rows_from_samples(samples))
-            kl = sequence_kl(rows, algorithm.kl.estimator) if algorithm.kl.where == "reward" else None
+            kl = None
+            if algorithm.kl.where == "reward":
+                kl = sequence_kl(rows, algorithm.kl.estimator)
+                judged["reward/kl"] = float(kl.mean())
             rows = with_advantages(rows, estimate_advantages(samples, algorithm, kl))
             with session.timer("update"):
                 updates = [actor.update(batch, loss) for batch in mini_batches(rows, config)]
-        session.record(step, judged, gap, combine(updates), {"data/epoch": session.prompts.epoch})
+        session.record(step, judged, gap, moved, combine(updates), {"data/epoch": session.prompts.epoch})
 
 
 def imitate(session: Session) -> None:
@@ -72,7 +75,7 @@ def imitate(session: Session) -> None:
 
 
 def warm_start(session: Session) -> None:
-    """Supervised steps before the first rollout; the optimizer starts afresh after them."""
+    """Supervised steps before the first rollout; the optimizer, and the reference of a KL, start afresh after them."""
     config, actor = session.config.warm_start, session.actor
     for step in range(1, config.steps + 1):
         found = actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
@@ -80,6 +83,8 @@ def warm_start(session: Session) -> None:
             session.note(f"warm start {step}/{config.steps}  loss {found['loss/sft']:.4g}")
     if config.steps:
         actor.optimizer.forget()
+        if session.reference is not None:
+            session.reference.take(actor.tensors())
 
 
 def demonstrations(session: Session, count: int) -> list[Row]:

@@ -167,7 +167,7 @@ class RewardsConfig:
 
 @dataclass(kw_only=True)
 class KlConfig:
-    """Divergence from the reference model (the model at the start)."""
+    """Divergence from the reference model (the policy before its first rollout)."""
 
     where: str = "none"
     """`none` (no reference model is built), `loss` or `reward`."""

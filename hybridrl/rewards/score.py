@@ -101,11 +101,11 @@ def own_text(sample: Sample, tokenizer: Decoder) -> str:
 def reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """`reward/mean`, `reward/std` (population) and each judge's mean as `reward/<name>`, over the judged samples.
 
-    Call it on the samples of all ranks: means and deviations of parts do not add up. Empty if no sample has a reward.
+    Call it on the samples of all ranks: means and deviations of parts do not add up. NaN if no sample has a reward.
     """
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if not rewards:
-        return {}
+        return {"reward/mean": math.nan, "reward/std": math.nan}
     mean = math.fsum(rewards) / len(rewards)
     metrics = {
         "reward/mean": mean,
