@@ -28,7 +28,7 @@ class ServerProcess:
                 env=clean_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                 pass_fds=[theirs.fileno()],
             )
-        self._pipe.send((dict(server_args), vocab_limit))
+        self._send("start", (dict(server_args), vocab_limit))
         self._answer("start", START_S)
 
     @property
@@ -38,10 +38,7 @@ class ServerProcess:
 
     def command(self, name: str, *arguments: Any) -> Any:
         """The result of a method of `Server`. Raises ServerError where it raised, or where the server has ended."""
-        try:
-            self._pipe.send((name, arguments))
-        except (BrokenPipeError, OSError) as error:
-            raise self._gone(name) from error
+        self._send(name, (name, arguments))
         return self._answer(name, None)
 
     def close(self) -> None:
@@ -52,6 +49,12 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()  # SGLang's own processes die with it
             self._process.wait()
+
+    def _send(self, name: str, message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise self._gone(name) from error
 
     def _answer(self, name: str, timeout: float | None) -> Any:
         try:
