@@ -56,8 +56,7 @@ def main() -> int:
     curve = FOLDER / "reward.png"
     plot_curve(records, "reward/mean", curve, title="GRPO on a small mixture of experts: mean reward")
     first, last = means(records)
-    seconds = sum(record["time/step"] for record in records)
-    print(f"metrics: {FOLDER / 'metrics.jsonl'}   curve: {curve}   steps took {seconds:.0f} s")
+    print(f"  curve     {curve}")
     learned = first <= MOST_AT_FIRST and last >= LEAST_AT_LAST
     if not learned:
         print(

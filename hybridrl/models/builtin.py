@@ -42,6 +42,7 @@ def make_tiny_moe(folder: Path) -> None:
     """Writes the model and its tokenizer. The same bytes each time."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.utils import logging
 
     tokenizer = character_tokenizer()
     config = Qwen3MoeConfig(
@@ -68,7 +69,11 @@ def make_tiny_moe(folder: Path) -> None:
         model = Qwen3MoeForCausalLM(config)
         # transformers zeroes the padding token's row, whose gradient RMSNorm would blow up wherever it is sampled.
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=config.initializer_range)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # over the one file of a small model
     model.save_pretrained(folder)
+    if shown:
+        logging.enable_progress_bar()
     tokenizer.save_pretrained(folder)
 
 
