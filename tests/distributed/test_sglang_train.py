@@ -8,7 +8,7 @@ import torch
 from hybridrl.config.load import compose
 from hybridrl.telemetry.metrics import read_metrics
 from tests.distributed.pool import WorkerPool
-from tests.distributed.test_train import launch
+from tests.distributed.test_train import launch, train
 from tests.rollout.sglang.support import needs_sglang
 
 pytestmark = needs_sglang
@@ -67,3 +67,14 @@ def test_both_engines_train_alike(pool: WorkerPool, tmp_path: Path) -> None:
         assert [r[key] for r in records["sglang"]] == [r[key] for r in records["transformers"]]
     for ours, theirs in zip(records["sglang"], records["transformers"], strict=True):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(1800)
+def test_sums_are_learned(pool: WorkerPool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    overrides = ["recipe=grpo_tiny_moe", "rollout.engine=sglang", "rollout.tp=2", f"trainer.output_dir={folder}"]
+    pool.run(train, world=2, timeout=1500.0, overrides=overrides)
+    rewards = [record["reward/mean"] for record in read_metrics(folder / "metrics.jsonl")]
+    begin, end = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert end > begin + 0.2, (begin, end)
