@@ -8,6 +8,8 @@ from typing import ParamSpec
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hybridrl.config.compose import ConfigError
+
 Arguments = ParamSpec("Arguments")
 
 PAUSE_S = 1.1
@@ -18,16 +20,27 @@ def recorded(task: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """`task`, whose error is left for torchrun to show.
 
     The process then lives a little longer with its connections open: the other ranks fail when these close, and their
-    errors must be later ones. So `task` itself must not close them on its way out of an error.
+    errors must be later ones. So `task` itself must not close them on its way out of an error. A ConfigError passes as
+    it is: every rank has the same one, and `hybridrl.config.launch.refuse` tells it.
     """
 
     @functools.wraps(task)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        refused: list[ConfigError] = []
+
+        def attempt() -> None:
+            try:
+                task(*args, **kwargs)
+            except ConfigError as error:
+                refused.append(error)
+
         try:
-            record(task)(*args, **kwargs)
+            record(attempt)()
         except Exception:
             if "TORCHELASTIC_ERROR_FILE" in os.environ:
                 time.sleep(PAUSE_S)
             raise
+        if refused:
+            raise refused[0]
 
     return run
