@@ -31,6 +31,13 @@ OWN_ARGS: Mapping[str, str] = {
     "disable_overlap_schedule": "the hosting",
     "disable_cuda_graph": "the hosting",
     "watchdog_timeout": "the hosting",
+    "enable_memory_saver": "the hosting, which frees memory in sleep by itself",
+    "enable_weights_cpu_backup": "the weight sync",
+    "enable_dp_attention": "rollout.dp",
+    "disaggregation_mode": "nothing: a replica both prefills and decodes",
+    "nnodes": "the launcher",
+    "node_rank": "the launcher",
+    "dist_init_addr": "the launcher",
     "base_gpu_id": "the ranks of the replica",
     "pp_size": "nothing: the engine's layout has no pipeline stages",
 }
