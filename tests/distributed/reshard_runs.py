@@ -45,6 +45,10 @@ TRAINING: Mapping[str, dict[str, int]] = {
     "pp2 ep2 uneven": {"world": 4, "pp": 2, "ep": 2, "last_stage_layers": 1},
     "tp2 ep2 etp2": {"world": 4, "tp": 2, "ep": 2, "etp": 2},
     "etp4": {"world": 4, "etp": 4},
+    "tp4, engine's order": {"world": 4, "tp": 4, "engine_order": True},
+    "tp2 twice, engine's order": {"world": 4, "tp": 2, "engine_order": True},
+    "pp2 ep2, engine's order": {"world": 4, "pp": 2, "ep": 2, "engine_order": True},
+    "tp4 ep2 etp2, engine's order": {"world": 4, "tp": 4, "ep": 2, "etp": 2, "engine_order": True},
 }
 ENGINES: Mapping[str, dict[str, Any]] = {
     "whole on all": {"transformers": (0, 1, 2, 3)},

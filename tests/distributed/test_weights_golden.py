@@ -14,6 +14,7 @@ DENSE: tuple[Mapping[str, Any], ...] = (
     {},
     {"tp": 2},
     {"tp": 4},
+    {"tp": 4, "engine_order": True},
     {"pp": 2, "vpp": 2},
     {"pp": 4},
     {"tp": 2, "pp": 2, "first_stage_layers": 1},
@@ -24,7 +25,9 @@ MOE: tuple[Mapping[str, Any], ...] = (
     {},
     {"tp": 2, "ep": 4},
     {"tp": 4, "etp": 2, "ep": 2},
+    {"tp": 4, "etp": 2, "ep": 2, "engine_order": True},
     {"etp": 4},
+    {"pp": 2, "ep": 2, "engine_order": True, "transformer_engine": True},
     {"pp": 2, "ep": 2, "transformer_engine": True},
     {"ranks": (2,)},
 )

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 
 Metadata = dict[str, Any] | None
+EXTRA = "_extra_state."
+"""What names of entries begin with that hold nothing, and are to be left out on loading."""
 Offset = tuple[int, int, int]
 """An axis of the whole tensor, the index of this part along it, and the number of parts."""
 
@@ -94,8 +97,25 @@ def experts_state_dict(w13: torch.Tensor, w2: torch.Tensor, stack: Stack, metada
     names = [f"{stack.prefix}experts.linear_fc{i}.weight" for i in (1, 2)]
     columns = (axis + 2, stack.etp.rank(), stack.etp.size())
     return {
+        **_extra_states(len(w13), stack),
         f"{stack.prefix}w13": ShardedTensorFactory(names[0], w13, split, join, (0, 0, copy)),
         f"{stack.prefix}w2": _shard(names[1], w2, stack.outer, experts, columns, copy=(0, 0, copy)),
+    }
+
+
+def _extra_states(local: int, stack: Stack) -> dict[str, Any]:
+    """What Megatron's own experts write beside their weights, which is nothing, and insist on reading."""
+    count, first = local * stack.ep.size(), local * stack.ep.rank()
+    replica = (0, stack.etp.rank(), stack.edp.rank())
+    return {
+        f"{stack.prefix}{EXTRA}{name}.{expert}": make_sharded_object_for_checkpoint(
+            None,
+            f"{stack.prefix}experts.{name}._extra_state",
+            (*stack.outer, (len(stack.outer), first + expert, count)),
+            replica,
+        )
+        for name in ("linear_fc1", "linear_fc2")
+        for expert in range(local)
     }
 
 

@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, get_exper
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hybridrl.models.megatron.engine_shards import Stack, experts_state_dict
+from hybridrl.models.megatron.engine_shards import EXTRA, Stack, experts_state_dict
 
 REFUSED: dict[str, object] = {
     "add_bias_linear": False,
@@ -74,6 +74,8 @@ class StackedExperts(MegatronModule):
         self.w13 = self._parameter((2 * ffn, config.hidden_size), 1, 2, config.init_method, replicated_as_dense)
         self.w2 = self._parameter((config.hidden_size, ffn), 2, 1, config.output_layer_init_method, replicated_as_dense)
 
+        self.register_load_state_dict_pre_hook(_drop_extra_states)
+
     def _parameter(
         self, shape: tuple[int, int], dim: int, stride: int, init: Any, replicated_as_dense: bool
     ) -> torch.nn.Parameter:
@@ -114,6 +116,11 @@ class StackedExperts(MegatronModule):
         """For Megatron's distributed checkpoint, as the same whole tensors that its own experts write and read."""
         stack = Stack(self.ep_group, self.tp_group, self.dp_group, prefix, tuple(sharded_offsets))
         return experts_state_dict(self.w13, self.w2, stack, metadata)
+
+
+def _drop_extra_states(_: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *__: Any) -> None:
+    for name in [name for name in state_dict if name.startswith(prefix + EXTRA)]:
+        del state_dict[name]
 
 
 def grouped(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
