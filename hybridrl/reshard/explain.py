@@ -68,9 +68,12 @@ def _conf(group: str, name: str, key: str) -> Mapping[str, Any]:
     return found
 
 
-def train_layout(spec: ModelSpec, world: int, sizes: Mapping[str, int]) -> MegatronLayout:
-    """The training layout. Layers that `pp` does not divide go to the stages evenly but for the last, which has less;
-    `first=` and `last=` say otherwise."""
+def train_layout(spec: ModelSpec, world: int, sizes: Mapping[str, int], *, engine_order: bool = True) -> MegatronLayout:
+    """The training layout, in the engine's order or Megatron's own.
+
+    Layers that `pp` does not divide go to the stages evenly but for the last, which has less; `first=` and `last=` say
+    otherwise.
+    """
     own = {key: sizes[key] for key in ("tp", "cp", "pp", "ep", "etp") if key in sizes}
     pp, first, last = sizes.get("pp", 1), sizes.get("first"), sizes.get("last")
     if first is None and last is None and spec.num_layers % pp:
@@ -84,6 +87,7 @@ def train_layout(spec: ModelSpec, world: int, sizes: Mapping[str, int]) -> Megat
         first_stage_layers=first,
         last_stage_layers=last,
         transformer_engine=True,
+        engine_order=engine_order,
     )
 
 
@@ -105,7 +109,8 @@ def rollout_layout(layout: MegatronLayout, world: int, sizes: Mapping[str, int],
 def explain(options: argparse.Namespace) -> tuple[Planner, Report]:
     """Plans what the options say and reports on it. Raises ValueError for options that make no reshard."""
     spec = replace(find_model(options.model), dtype=options.dtype, mtp_layers=0)
-    source = train_layout(spec, options.world, parse_sizes(options.train, TRAIN_KEYS))
+    order = options.parameter_layout == "engine"
+    source = train_layout(spec, options.world, parse_sizes(options.train, TRAIN_KEYS), engine_order=order)
     sizes = parse_sizes(options.rollout, (*ROLLOUT_KEYS, *OTHER_ROLLOUT_KEYS))
     destination = rollout_layout(source, options.world, sizes, mtp=False)
     link = find_interconnect(options.interconnect) if options.interconnect else None
@@ -162,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="a name in conf/model, or a Hugging Face folder")
     parser.add_argument("--world", type=int, required=True, help="ranks")
     parser.add_argument("--train", default="", metavar="tp=4,ep=8", help=f"training sizes: {', '.join(TRAIN_KEYS)}")
+    parser.add_argument(
+        "--parameter-layout", default="engine", choices=("engine", "megatron"), help="model.parameter_layout"
+    )
     keys = ", ".join((*ROLLOUT_KEYS, *OTHER_ROLLOUT_KEYS))
     parser.add_argument("--rollout", default="", metavar="tp=8,ep=8", help=f"the engine's sizes: {keys}")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float16"))

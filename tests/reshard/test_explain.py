@@ -73,6 +73,19 @@ def test_large_models_too(
     assert report["received_bytes_max"] / 1e9 == pytest.approx(minimal, abs=0.01)
 
 
+def test_parameters_in_the_engines_layout_are_shared_where_the_sizes_are_equal(tmp_path: Path) -> None:
+    engine, megatron = (
+        run(tmp_path, "qwen3_30b_a3b", 8, "tp=8,ep=8", "tp=8,ep=8", "--parameter-layout", layout)
+        for layout in ("engine", "megatron")
+    )
+    for one in engine["ranks"]:
+        assert one["aliased_bytes"] == one["destination_bytes"] > 7e9
+        assert one["copied_bytes"] == one["received_bytes"] == one["staging_peak_bytes"] == 0
+    for one in megatron["ranks"]:
+        assert one["aliased_bytes"] < 0.1 * one["destination_bytes"]
+    assert megatron["received_bytes_max"] > 0  # four key heads on eight ranks
+
+
 def test_data_parallel_attention_leaves_experts_and_attention_where_they_are(tmp_path: Path) -> None:
     report = run(tmp_path, "qwen3_30b_a3b", 8, "tp=4,ep=8", "tp=8,dp=2,ep=8")
     head = 151936 // 8 * 2048 * 2
