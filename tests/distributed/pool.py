@@ -16,6 +16,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from hybridrl.rollout.sglang.process.guard import die_with
+
 START_S = 180.0
 GRACE_S = 20.0
 """After the first failure the other ranks have this long to tell theirs."""
@@ -29,7 +31,8 @@ class WorkerError(RuntimeError):
     """A rank of the pool raised, died or did not answer in time."""
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, parent: int) -> None:
+    die_with(parent)
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo")
     import torch
@@ -91,7 +94,7 @@ class WorkerPool:
         fresh = world > len(self._workers)
         while len(self._workers) < world:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
