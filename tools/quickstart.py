@@ -59,9 +59,7 @@ def main() -> int:
     print(f"  curve     {curve}")
     learned = first <= MOST_AT_FIRST and last >= LEAST_AT_LAST
     if not learned:
-        print(
-            f"quickstart: expected a rise from at most {MOST_AT_FIRST} to at least {LEAST_AT_LAST}", file=sys.stderr
-        )
+        print(f"quickstart: expected a rise from at most {MOST_AT_FIRST} to at least {LEAST_AT_LAST}", file=sys.stderr)
     print(f"quickstart: reward {first:.3f} -> {last:.3f} over {len(records)} steps", flush=True)
     return 0 if learned else 1
 

@@ -94,7 +94,7 @@ def test_too_long_ones_are_dropped_or_refused() -> None:
     assert (len(made.demonstrations), made.dropped) == (1, 1)
     with pytest.raises(DataError, match=r"d:2: the demonstration has 4 tokens, over rollout\.max_.*=3;"):
         build_demonstrations(data, DataConfig(chat_template=False, overlong="error"), tokenizer, 3)
-    with pytest.raises(DataError, match="all 2 are over .*=2 tokens"):
+    with pytest.raises(DataError, match=r"all 2 are over .*=2 tokens"):
         build_demonstrations(data, PLAIN, tokenizer, 2)
 
 
