@@ -34,7 +34,7 @@ def import_masters(folder: Path | str, pieces: Iterable[Piece], params: Params, 
         by_param.setdefault(piece.param, []).append(piece)
     for name, param in params.items():
         master = getattr(param, "main_param", None)  # None also where another replica has this parameter's shard
-        held = by_param[name]
+        held = by_param.get(name, [])  # none where a rank has nothing but padding
         if master is None or all(files.tensors[p.tensor].dtype == dtype_name(param.dtype) for p in held):
             continue
         whole: Mapping[str, torch.Tensor] = {name: torch.zeros(param.shape, dtype=torch.float32, device=master.device)}

@@ -1,6 +1,7 @@
 """The loop with SGLang in the trainer's ranks: weights bit for bit after each sync, the outputs of the other engine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,28 +25,38 @@ def _steps(overrides: list[str]) -> list[str]:
     wrong: list[str] = []
 
     class Watched(Session):
-        def sync_weights(self, version: int) -> None:
-            super().sync_weights(version)
+        def sync_weights(self, version: int) -> Any:
+            metrics = super().sync_weights(version)
             live = self.engine.parameters()
             golden = {name: torch.zeros_like(tensor) for name, tensor in live.items()}
             golden_sync(self.actor.layout, self.actor.tensors(), self.engine.layout, golden, self.rank)
             wrong.extend(f"version {version}: {n}" for n, tensor in golden.items() if not torch.equal(tensor, live[n]))
+            return metrics
 
     with Watched(compose(overrides)) as session:
         reinforce(session)
     return wrong
 
 
-@pytest.mark.parametrize("rollout", ["rollout.tp=2", "rollout.tp=1", "rollout.ep=2"])
-def test_after_every_sync_the_engine_holds_the_trainers_weights(pool: WorkerPool, tmp_path: Path, rollout: str) -> None:
+ROLLOUTS = [
+    pytest.param(["rollout.tp=2"], id="tp2"),
+    pytest.param(["rollout.tp=1"], id="two replicas"),
+    pytest.param(["rollout.tp=2", "rollout.ep=2"], id="ep2"),
+    pytest.param(["rollout.tp=2", "rollout.ep=2", "reshard.placement=auto"], id="placed", marks=pytest.mark.full),
+    pytest.param(["rollout.tp=2", "rollout.sglang.hosting=subprocess"], id="subprocess", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("rollout", ROLLOUTS)
+def test_after_every_sync_the_engine_holds_the_trainers_weights(
+    pool: WorkerPool, tmp_path: Path, rollout: list[str]
+) -> None:
     overrides = [
         "recipe=grpo_tiny_moe",
         "rollout.engine=sglang",
-        "model.vocab_multiple=8",
         "parallel.tp=2",
         "parallel.ep=2",
-        rollout,
-        *(["rollout.tp=2"] if rollout == "rollout.ep=2" else []),
+        *rollout,
         "rollout.sglang.kv_tokens=2048",
         "trainer.prompts_per_step=4",
         f"trainer.steps={STEPS}",
