@@ -94,7 +94,7 @@ class Session:
         self.actor = Actor(config, spec, sizes, folder=self.model_folder, total_updates=self._updates)
         self.reference: Reference | None = None
         if not self.supervised:
-            self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack)
+            self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack, self.actor.layout)
             self._sync = self._stack.enter_context(self._make_sync())
             self._leads = self._is_leader()
             if config.algorithm.kl.where != "none":

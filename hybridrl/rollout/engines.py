@@ -1,6 +1,7 @@
 """From `rollout.engine` to the engine. Each is imported only where it is asked for."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,12 +9,17 @@ import torch.distributed as dist
 
 from hybridrl.config.schema import Config
 from hybridrl.models.spec import ModelSpec
+from hybridrl.reshard.layout import Layout
+from hybridrl.reshard.placement import place
 from hybridrl.rollout.engine import Engine
 
 
-def make_engine(config: Config, folder: Path, spec: ModelSpec, device: torch.device, stack: ExitStack) -> Engine:
+def make_engine(
+    config: Config, folder: Path, spec: ModelSpec, device: torch.device, stack: ExitStack, training: Layout
+) -> Engine:
     """This rank's engine over the model in `folder`, on the existing world; `stack` closes it.
 
+    `training` is where the trainer keeps the weights: `reshard.placement=auto` puts ranks where most bytes stay.
     Collective. Raises ValueError for an engine that is none, and what the engine's constructor raises.
     """
     if config.rollout.engine == "transformers":
@@ -37,8 +43,12 @@ def make_engine(config: Config, folder: Path, spec: ModelSpec, device: torch.dev
             beside = SGLangProcessEngine(options)
             stack.callback(beside.close)
             return beside
+        from hybridrl.rollout.sglang.checks import layout_of
         from hybridrl.rollout.sglang.engine import SGLangEngine
 
+        if config.reshard.placement == "auto":
+            chosen = place(training, layout_of(options), config.trainer.ranks_per_node)
+            options = replace(options, ranks=chosen.ranks)
         engine = SGLangEngine(options)
         stack.callback(engine.close)
         return engine

@@ -16,6 +16,8 @@ CUTS = [
     pytest.param(2, {"tp": 2}, id="tp2"),
     pytest.param(2, {"tp": 1}, id="two replicas"),
     pytest.param(2, {"tp": 2, "ep": 2}, id="ep2"),
+    pytest.param(2, {"tp": 2, "ep": 2, "ranks": (1, 0)}, id="ranks in each other's slots"),
+    pytest.param(4, {"tp": 2, "ep": 2, "ranks": (2, 0, 3, 1)}, id="ranks placed over replicas", marks=pytest.mark.full),
     pytest.param(4, {"tp": 2}, id="two replicas of tp2", marks=pytest.mark.full),
     pytest.param(4, {"tp": 4, "ep": 2}, id="ep2 of tp4", marks=pytest.mark.full),
     pytest.param(4, {"tp": 4}, id="tp4 over 2 kv heads", marks=pytest.mark.full),
@@ -52,11 +54,12 @@ def test_greedy_tokens_and_log_probs_are_those_of_transformers(pool: WorkerPool,
 
 
 @pytest.mark.parametrize(("world", "cut"), CUTS)
-def test_cut_engines_agree_with_transformers_on_every_rank(pool: WorkerPool, world: int, cut: dict[str, int]) -> None:
+def test_cut_engines_agree_with_transformers_on_every_rank(pool: WorkerPool, world: int, cut: dict[str, Any]) -> None:
     support.folder("qwen3_moe")
     results = pool.run(_against_transformers, world=world, variant="qwen3_moe", **cut)
     _check(results)
-    assert [r["replica"] for r in results] == [(rank // cut["tp"], world // cut["tp"]) for rank in range(world)]
+    slots = list(cut.get("ranks", range(world)))
+    assert [r["replica"] for r in results] == [(slots.index(r) // cut["tp"], world // cut["tp"]) for r in range(world)]
 
 
 def _seeded() -> list[bool]:

@@ -15,7 +15,8 @@ def layout_of(options: EngineOptions) -> SGLangLayout:
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: the engine is made in the trainer's world")
     sizes = RolloutSizes(world=dist.get_world_size(), tp=options.tp, ep=options.ep)
-    return SGLangLayout(weight_map(load_spec(options.folder)), sizes, dtype=options.dtype)
+    layout = SGLangLayout(weight_map(load_spec(options.folder)), sizes, dtype=options.dtype)
+    return layout if options.ranks is None else layout.with_ranks(options.ranks)
 
 
 def check_parameters(have: Mapping[str, Tensor], layout: SGLangLayout, rank: int) -> dict[str, Tensor]:

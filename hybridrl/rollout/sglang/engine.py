@@ -1,8 +1,9 @@
 """The SGLang engine in the trainer's own processes: each rank hosts one rank of a replica.
 
-Ranks [0, tp), [tp, 2·tp), … of the world are replicas. Every rank of a replica makes the same calls in the same order
-and so steps its scheduler as often as the others; replicas go their own ways. Overlapped scheduling and CUDA graphs are
-off here, since weights and KV memory move between phases and a graph would keep their old addresses.
+Slots [0, tp), [tp, 2·tp), … are replicas, and rank r is in slot r unless ranks are placed. Every rank of a replica
+makes the same calls in the same order and so steps its scheduler as often as the others; replicas go their own ways.
+Overlapped scheduling and CUDA graphs are off here, since weights and KV memory move between phases and a graph would
+keep their old addresses.
 """
 
 from collections import Counter
@@ -21,6 +22,7 @@ from hybridrl.rollout.engine import EngineStateError
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.adopt import adopt, order_problems
 from hybridrl.rollout.sglang.checks import check_parameters, layout_of
 from hybridrl.rollout.sglang.kv import KvMemory, Storages
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
@@ -55,7 +57,8 @@ class SGLangEngine:
         self._options = options
         self._layout = layout_of(options)
         rank = dist.get_rank()
-        self.replica = rank // options.tp
+        slots = list(self._layout.slots)
+        self.replica = slots.index(rank) // options.tp
         self.num_replicas = dist.get_world_size() // options.tp
         if SGLangEngine._open:
             raise RuntimeError("this process has an SGLang engine already: close it before another is built")
@@ -64,16 +67,20 @@ class SGLangEngine:
         if unknown:
             raise ValueError("; ".join(unknown))
         SGLangEngine._open = True
-        self._scheduler = host.build(server_args)
+        self._scheduler = host.build(server_args, slots)
         self._scheduler.model_runner.sampler.vocab_limit = vocab_limit
         self._kv = KvMemory(self._scheduler.model_runner)
         model = self._scheduler.model_runner.model
-        have = {name: parameter.data for name, parameter in model.named_parameters()}
+        if found := order_problems(model):
+            raise ValueError(f"SGLang's modules hold parameters otherwise than its checkpoints: {'; '.join(found)}")
+        have = dict(model.requires_grad_(False).named_parameters())
         self._parameters = check_parameters(have, self._layout, rank)
         self._padded = _padded(self._layout, self._parameters, rank)
         self._zero_padding()
         self._derived = bool(self._layout.derived(rank))
         self._weights = Storages(self._parameters.values()) if release_weights else None
+        self._foreign: set[str] = set()
+        """Parameters whose storage is the trainer's."""
         self._live: dict[str, Trace] = {}
         self._done: dict[str, Trace] = {}
         self._submitted = 0
@@ -108,6 +115,15 @@ class SGLangEngine:
         if self._weights is not None and self._asleep:
             raise EngineStateError("the engine's weights are released: call wake before parameters")
         return self._parameters
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
+        adopt(self._scheduler.model_runner.model, tensors)
+        self._foreign |= tensors.keys()
+        own = {name: tensor for name, tensor in self._parameters.items() if name not in self._foreign}
+        self._padded = _padded(self._layout, own, dist.get_rank())
+        if self._weights is not None:
+            self._weights = Storages(own.values())
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """One sample a request, in the order of the requests.
@@ -160,6 +176,8 @@ class SGLangEngine:
         if self._asleep:
             raise EngineStateError(f"weights {version} were published to an engine that is asleep: call wake first")
         self._require_no_running(f"publish({version})")
+        if not sg.ON_CPU:
+            torch.cuda.synchronize()  # the weights were written on the trainer's stream, SGLang reads them on its own
         if self._derived:
             self._scheduler.model_runner.model.post_load_weights()
         self._flush()

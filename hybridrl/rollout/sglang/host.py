@@ -138,23 +138,26 @@ def _tokenized(rid: str, trace: Trace, routed_experts: bool) -> Any:
     )
 
 
-def build(server_args: Mapping[str, Any]) -> HostedScheduler:
+def build(server_args: Mapping[str, Any], ranks: Sequence[int]) -> HostedScheduler:
     """A scheduler on this rank, with random weights. All ranks of the world build at the same time.
 
-    `server_args` are fields of SGLang's ServerArgs; `tp_size` says how many consecutive ranks make up a replica. The
-    process is left as it was found: random states, default dtype, gradient mode, environment, threads.
+    `server_args` are fields of SGLang's ServerArgs; `tp_size` says how many consecutive slots make up a replica, and
+    `ranks` which world rank is in each. The process is left as it was found: random states, default dtype, gradient
+    mode, environment, threads.
     """
     sg.check()
     tp = int(server_args["tp_size"])
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else 0
     args = sg.ServerArgs(**server_args)
-    with host_state_kept(), adopted_world(tp), ExitStack() as stack:
+    with host_state_kept(), adopted_world(tp, ranks), ExitStack() as stack:
         os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # by a few positions that are never used
         stack.enter_context(quiet("sglang"))
         stack.enter_context(replaced(sg.scheduler_module, create_scheduler_watchdog=lambda *_, **__: None))
         if sg.ON_CPU:
             stack.enter_context(laid_out_as_on_a_gpu())
-        sg.publish(args, role="scheduler", ranks=sg.SpawnRanks(world_rank=dist.get_rank() % tp, gpu_id=gpu))
+        sg.publish(
+            args, role="scheduler", ranks=sg.SpawnRanks(world_rank=ranks.index(dist.get_rank()) % tp, gpu_id=gpu)
+        )
         scheduler = HostedScheduler(args, sg.PortArgs.init_new(args))
         scheduler.start()
     return scheduler

@@ -71,6 +71,8 @@ class EngineOptions:
     routed_experts: bool = False
     server_args: Mapping[str, Any] | None = None
     """Further fields of SGLang's ServerArgs."""
+    ranks: tuple[int, ...] | None = None
+    """World rank in each slot, replica by replica; None: in order. Only in process."""
 
     def __post_init__(self) -> None:
         found = [
@@ -188,6 +190,11 @@ def problems(config: Config) -> list[str]:
     found = own_args_problems(sglang.server_args)
     if sglang.hosting not in HOSTINGS:
         found.append(f"rollout.sglang.hosting={sglang.hosting!r}: {hint(sglang.hosting, HOSTINGS)}")
+    if config.reshard.placement == "auto" and sglang.hosting == "subprocess":
+        found.append(
+            "reshard.placement=auto: rollout.sglang.hosting=subprocess starts a replica on consecutive devices; set "
+            "reshard.placement=identity, or host in process"
+        )
     if rollout.dp > 1:
         found.append(
             f"rollout.dp={rollout.dp}: data-parallel attention steps all its ranks in lockstep, which replicas here do "

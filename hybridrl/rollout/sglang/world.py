@@ -2,11 +2,13 @@
 
 SGLang takes an existing world if it is exactly one replica (world = TP). Here ranks [0, tp), [tp, 2·tp), … are
 replicas: SGLang's own WORLD becomes the replica's ranks, and its function that makes the groups, which already loops
-over the world in steps of TP, is let past its check of the two sizes.
+over the world in steps of TP, is let past its check of the two sizes. Where ranks are placed otherwise, what it takes
+for ranks are slots, and each group it makes is of the ranks in these slots, in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -37,16 +39,20 @@ class _ManyReplicas(int):
 
 
 @contextmanager
-def adopted_world(tp: int) -> Iterator[None]:
+def adopted_world(tp: int, ranks: Sequence[int]) -> Iterator[None]:
     """While this lasts, a Scheduler that is built makes its groups of replicas of `tp` ranks in the present world.
 
-    Every rank of the world must build one at the same time. `torch.distributed` must be initialised.
+    `ranks` has the world rank in each slot: slots [0, tp), [tp, 2·tp), … are replicas, and a rank's place in its groups
+    is its slot's. Every rank of the world must build one at the same time. `torch.distributed` must be initialised.
     """
+
+    def placed(slots: list[list[int]]) -> list[list[int]]:
+        return [[ranks[slot] for slot in group] for group in slots]
 
     def init_groups(*, backend: str, dist_init_method: str, server_args: Any, gpu_id: int) -> None:
         world = dist.get_world_size()
         sg.parallel_state._WORLD = sg.parallel_state.GroupCoordinator(
-            group_ranks=[list(range(first, first + tp)) for first in range(0, world, tp)],
+            group_ranks=placed([list(range(first, first + tp)) for first in range(0, world, tp)]),
             local_rank=gpu_id,
             torch_distributed_backend=backend,
             group_name="world",
@@ -58,7 +64,15 @@ def adopted_world(tp: int) -> Iterator[None]:
         def world_size(group: dist.ProcessGroup | None = None) -> int:
             return size(group) if group is not None else _ManyReplicas(world)
 
-        with replaced(dist, get_world_size=world_size):
+        make = sg.parallel_state.init_model_parallel_group
+
+        def make_placed(group_ranks: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+            return make(placed(group_ranks), *args, **kwargs)
+
+        with (
+            replaced(dist, get_world_size=world_size),
+            replaced(sg.parallel_state, init_model_parallel_group=make_placed),
+        ):
             sg.parallel_state.initialize_model_parallel()
         sg.parallel_state._tag_groups_for_flashinfer_allreduce_only()
         sg.bootstrap.initialize_dp_attention(server_args=server_args)
@@ -70,6 +84,7 @@ def adopted_world(tp: int) -> Iterator[None]:
         return broadcast(data, dist.get_rank(), *args, **kwargs)
 
     with (
+        replaced(dist, new_group=partial(dist.new_group, sort_ranks=False)),
         replaced(sg.bootstrap, _init_parallel_groups=init_groups),
         replaced(sg.tp_worker_module, broadcast_pyobj=broadcast_global),
     ):
