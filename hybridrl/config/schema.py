@@ -22,7 +22,7 @@ class ModelConfig:
     """Activation recomputation: `none`, `selective` or `full`."""
     aux_loss_coef: float = 0.0
     """Coefficient of the router's load-balancing loss in training."""
-    parameter_layout: str = "megatron"
+    parameter_layout: str = "engine"
     """Whose order parameters are trained in: `engine` (stacked experts, [q; k; v] on each rank, the engine's padding of
     the vocabulary), so that the engine can share their storage, or `megatron`."""
     vocab_multiple: int = 128

@@ -144,6 +144,7 @@ def test_the_model_the_device_and_the_registries_are_asked(
         names={"algorithm.advantage": ["grpo"]},
     )
     words = ["parallel.tp=2", "parallel.cp=2", "trainer.ranks_per_node=4", "algorithm.advantage=gae"]
+    words.append("model.parameter_layout=megatron")
     monkeypatch.setenv("WORLD_SIZE", "4")
     shown = refused(monkeypatch, capsys, *ONE, *words, main=main)
     for text in ("silently wrong", "on a CPU", "algorithm.advantage=gae"):

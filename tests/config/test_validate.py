@@ -26,6 +26,8 @@ BASE = [
     *("trainer.prompts_per_step=32", "trainer.steps=60", "warm_start.steps=60", "optimizer.lr=1e-3"),
 ]
 
+MEGATRON = "model.parameter_layout=megatron"
+
 
 def tiny(ranks: int, *overrides: str) -> Config:
     """As `compose`, but without hydra's search for files where no group is chosen: much quicker."""
@@ -56,8 +58,13 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (1, "parallel.sequence_parallel=true", None, ["parallel.sequence_parallel=true", "parallel.tp=1"]),
     (2, "parallel.tp=2 parallel.etp=2 parallel.sequence_parallel=false", MOE, ["sequence_parallel=false", "experts"]),
     (2, "parallel.tp=2 parallel.ep=2 parallel.sequence_parallel=false", None, ["sequence_parallel=false", "experts"]),
-    (2, "parallel.tp=2", MOE, ["parallel.etp=1 with parallel.tp=2 and parallel.ep=1", "silently wrong", "etp=2"]),
-    (2, "parallel.etp=2", MOE, ["parallel.etp=2 with parallel.tp=1 and parallel.ep=1", "silently wrong"]),
+    (
+        2,
+        f"parallel.tp=2 {MEGATRON}",
+        MOE,
+        ["parallel.etp=1 with parallel.tp=2 and parallel.ep=1", "silently wrong", "etp=2"],
+    ),
+    (2, f"parallel.etp=2 {MEGATRON}", MOE, ["parallel.etp=2 with parallel.tp=1 and parallel.ep=1", "silently wrong"]),
     (4, "parallel.pp=4", DENSE, ["6 layers", "parallel.pp=4", "do not divide", "2 would be dropped"]),
     (2, "parallel.pp=2 parallel.vpp=2", DENSE, ["other stages: 3", "parallel.vpp=2"]),
     (3, "parallel.pp=3 parallel.first_stage_layers=1", DENSE, ["5 layers do not divide into 2", "1 would be dropped"]),
@@ -180,6 +187,9 @@ POSSIBLE = [
     (4, "parallel.tp=4 parallel.ep=4", MOE),
     (4, "parallel.tp=2 parallel.ep=2 parallel.pp=2 parallel.vpp=3", MOE),
     (2, "parallel.tp=2 parallel.etp=2", MOE),
+    (2, f"parallel.tp=2 parallel.etp=2 {MEGATRON}", MOE),
+    (2, "parallel.tp=2", MOE),
+    (2, "parallel.etp=2", MOE),
     (12, "parallel.tp=12 rollout.max_prompt_length=20 trainer.prompts_per_step=36", DENSE),
     (3, "parallel.pp=3 parallel.first_stage_layers=1 parallel.last_stage_layers=3", DENSE),
     (3, "parallel.pp=3 parallel.first_stage_layers=2", DENSE),

@@ -41,6 +41,10 @@ def config_with(**parallel: Any) -> Config:
     return Config(parallel=ParallelConfig(**parallel))
 
 
+def megatron(**parallel: Any) -> Config:
+    return Config(model=ModelConfig(parameter_layout="megatron"), parallel=ParallelConfig(**parallel))
+
+
 def test_all_that_changes_the_function_arrives() -> None:
     made = transformer_config(SPEC, Config(model=ModelConfig(dtype="bfloat16", aux_loss_coef=0.01)))
     expected = {
@@ -114,7 +118,7 @@ MLA = MlaSpec(q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head
         (SPEC, config_with(ep=3), "parallel.ep=3 does not divide num_experts=8"),
         (SPEC, config_with(ep=2, etp=5), "parallel.etp=5 does not divide the experts' intermediate_size=24"),
         (SPEC, config_with(tp=2, ep=2, sequence_parallel=False), "with parallel.sequence_parallel=true"),
-        (SPEC, config_with(tp=2), "silently wrong"),
+        (SPEC, megatron(tp=2), "silently wrong"),
         (SPEC, config_with(sequence_parallel=True), "supported: TP of at least 2"),
         (dataclasses.replace(SPEC, moe=None), config_with(ep=2), "parallel.ep=2 for a model without experts"),
         (dataclasses.replace(SPEC, num_heads=6, num_kv_heads=3), config_with(tp=2, ep=2), "multiple of the other"),
