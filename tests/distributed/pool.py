@@ -72,9 +72,26 @@ def _leave_world() -> None:
         state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+    _empty_optimizers()
     # Each gloo group has threads of its own, which end when nothing refers to it any more: models refer to theirs in
     # cycles.
     gc.collect()
+
+
+def _empty_optimizers() -> None:
+    """Megatron's optimizers hold views of parameters, and these, by autograd's nodes, the hooks of the model: a cycle
+    through C++ that no garbage collector sees. Emptied here, they let go of the model and its groups."""
+    import gc
+    import sys
+
+    import torch
+
+    module = sys.modules.get("megatron.core.optimizer.optimizer")
+    kinds = (torch.optim.Optimizer,) if module is None else (torch.optim.Optimizer, module.MegatronOptimizer)
+    for optimizer in [o for o in gc.get_objects() if isinstance(o, kinds)]:
+        for value in vars(optimizer).values():
+            if isinstance(value, dict | list):
+                value.clear()
 
 
 class WorkerPool:
