@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,8 +22,11 @@ from hybridrl.reshard.golden_checks import WeightError
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.sync import WeightSync
+from hybridrl.rollout.samples import Prompt, Request, SamplingParams
+from hybridrl.rollout.transformers_engine import TransformersEngine
 from hybridrl.training.actor import Actor
 from hybridrl.training.losses import make_loss
+from hybridrl.training.rows import Row
 from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
 from tests.distributed.golden_runs import same_bits
 
@@ -165,6 +169,29 @@ def deaf_engine(folder: Path) -> str:
     except WeightError as error:
         return str(error)
     return ""
+
+
+def with_transformers(folder: Path, release: bool, **options: Any) -> dict[str, Any]:
+    """The embedded engine, which shares what it holds as the trainer does, and must never free it."""
+    actor, rank = make_actor(folder, **options), dist.get_rank()
+    engine = TransformersEngine(folder, ranks=range(dist.get_world_size()), rank=rank, release_weights=release)
+    sync = WeightSync(actor.layout, actor.tensors(), engine.layout, engine.parameters(), rank, adopt=engine.adopt)
+    rows = with_old_log_probs(make_rows(), actor)
+    errors = []
+    for version in range(3):
+        if version:
+            engine.sleep()
+            actor.update(rows, make_loss(actor.config.algorithm, 16))
+        engine.wake()
+        sync.run(version)
+        engine.publish(version)
+        prompt = Prompt(id=0, token_ids=(3, 1, 4, 1, 5))
+        params = SamplingParams(max_new_tokens=6)
+        (sample,) = engine.generate([Request(prompt=prompt, index=0, seed=version, params=params)])
+        ids = np.array([*prompt.token_ids, *sample.response_ids])
+        (scored,) = actor.log_probs([Row(index=0, token_ids=ids, mask=np.arange(len(ids)) > 0)])
+        errors.append(float(np.abs(scored[5:] - np.array(sample.log_probs)).max()))
+    return {"errors": errors, "shared": sorted(alias.destination for alias in sync.plan.aliases)}
 
 
 def seconds_of_sync(specs: list[ModelSpec]) -> list[float]:

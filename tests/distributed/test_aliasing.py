@@ -110,6 +110,17 @@ def test_an_engine_that_reads_other_tensors_is_refused(pool: WorkerPool) -> None
     assert "destination model.layers.0.mlp.experts.w13_weight was to share the storage of source" in told
 
 
+@pytest.mark.parametrize("release", [False, True])
+def test_the_embedded_engine_shares_what_lies_alike_and_never_frees_it(pool: WorkerPool, release: bool) -> None:
+    folder, layer = tiny_folder("qwen3_moe"), "model.layers.2."
+    for found in pool.run(aliasing_runs.with_transformers, 2, folder=folder, release=release, model=ENGINE):
+        assert max(found["errors"]) <= 1e-4
+        shared = {name.removeprefix(layer) for name in found["shared"] if name.startswith(layer)}
+        assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "self_attn.o_proj.weight"} <= shared
+        assert not shared & {f"self_attn.{n}_proj.weight" for n in "qkv"}  # parts of one parameter in training
+        assert "model.embed_tokens.weight" not in found["shared"]  # padded in training
+
+
 def test_time_of_a_sync_does_not_depend_on_the_models_size(pool: WorkerPool) -> None:
     moe = MoeSpec(num_experts=8, top_k=2, ffn_size=64, norm_topk_prob=True, layers=(True,) * 4)
     small = replace(MOE, moe=moe, hidden_size=64, vocab_size=512, head_dim=16)
