@@ -85,6 +85,7 @@ def measure(case: Case, syncs: int) -> list[dict[str, Any]]:
         device=device,
         bucket_bytes=case.bucket_bytes,
         clock=_clock(device),
+        share=case.engine_order,
     )
     methods: dict[str, Method] = {}
     peaks: dict[str, int] = {}
@@ -101,7 +102,7 @@ def measure(case: Case, syncs: int) -> list[dict[str, Any]]:
         peaks[name] = peak.bytes()
         if not correct:
             correct = {key: value.clone() for key, value in sides.served.items()}
-        _require_same(case, name, sides.served, correct)
+        _require_same(case, name, methods[name].sides.served, correct)
     plan = methods["plan"]
     assert isinstance(plan, PlanMethod)
     seconds = _interleaved({**methods, "alltoall": AllToAll(plan, sides)}, syncs, device)
@@ -124,6 +125,7 @@ def measure(case: Case, syncs: int) -> list[dict[str, Any]]:
                 "alltoall_gb_per_s": rate if name == "plan" else None,
                 "copy_seconds": seconds[name].get("copy"),
                 "staging_peak_bytes": staging if method.staging_bytes is not None else None,
+                "aliased_bytes": plan.sync.aliased_bytes if name == "plan" else 0,
                 "bucket_bytes": case.bucket_bytes,
                 "peak_bytes": peak_bytes,
                 "model_bytes": source.weights.nbytes,

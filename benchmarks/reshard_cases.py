@@ -48,6 +48,8 @@ class Case:
     """Sizes of SGLang's layout, over `rollout_ranks`; None for transformers' (whole models)."""
     retrain: Mapping[str, int] | None = None
     """Sizes of Megatron's layout, if that is the destination instead of an engine."""
+    engine_order: bool = False
+    """Trained in the engine's order, so that the engine shares storage with it where the sizes are equal."""
     train_world: int = 4
     rollout_ranks: tuple[int, ...] = (0, 1, 2, 3)
     engine_dtype: str | None = None
@@ -56,7 +58,8 @@ class Case:
     def layouts(self) -> tuple[Layout, Layout]:
         """Source and destination."""
         weights = weight_map(self.spec)
-        source = MegatronLayout(weights, ParallelSizes(world=self.train_world, **self.train), vocab_multiple=64)
+        sizes = ParallelSizes(world=self.train_world, **self.train)
+        source = MegatronLayout(weights, sizes, vocab_multiple=64, engine_order=self.engine_order)
         if self.retrain is not None:
             sizes = ParallelSizes(world=self.train_world, **self.retrain)
             return source, MegatronLayout(weights, sizes, vocab_multiple=64)
@@ -76,6 +79,7 @@ class Case:
 CASES = (
     Case(name="headline", train={"tp": 2, "ep": 4}, rollout={"tp": 4, "ep": 4}),
     Case(name="headline, small bucket", train={"tp": 2, "ep": 4}, rollout={"tp": 4, "ep": 4}, bucket_bytes=MIB // 4),
+    Case(name="equal_layouts", train={"tp": 4, "ep": 4}, rollout={"tp": 4, "ep": 4}, engine_order=True),
     Case(name="experts to tensor shards", train={"tp": 2, "ep": 4}, rollout={"tp": 4}),
     Case(name="experts to attention replicas", train={"tp": 4, "ep": 4}, rollout={"tp": 4, "dp": 2, "ep": 4}),
     Case(name="pipeline to one engine", train={"tp": 2, "pp": 2, "ep": 2}, rollout={"tp": 4, "ep": 4}),
@@ -98,6 +102,7 @@ CASES = (
 SMOKE = (
     "headline",
     "headline, small bucket",
+    "equal_layouts",
     "pipeline to two engines",
     "to other ranks",
     "dense, Megatron to Megatron",

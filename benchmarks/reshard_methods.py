@@ -4,13 +4,14 @@ Each method is made once over the live tensors, as it would be in a training run
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from hybridrl.models.weights import ITEM_BYTES
+from hybridrl.reshard.aliasing import adopt_data
 from hybridrl.reshard.bounds import lower_bound
 from hybridrl.reshard.golden import golden_sync
 from hybridrl.reshard.golden_checks import Sources
@@ -33,6 +34,8 @@ class Sides:
     device: torch.device
     bucket_bytes: int
     clock: Clock
+    share: bool
+    """Whether the plan's destination shares storage with the source where the two are the same bytes."""
 
 
 class Method(Protocol):
@@ -42,6 +45,7 @@ class Method(Protocol):
     """That arrive at this rank in a run."""
     staging_bytes: int | None
     """Of buffers that it keeps for that; None where it keeps none."""
+    sides: Sides
 
     def run(self) -> dict[str, float]:
         """One sync; seconds in parts, `total` among them."""
@@ -51,13 +55,16 @@ class PlanMethod:
     """This product."""
 
     def __init__(self, sides: Sides) -> None:
+        # tensors of its own: the other methods must not write into what is shared
+        self.sides = replace(sides, served={name: tensor.detach() for name, tensor in sides.served.items()})
         self.sync = WeightSync(
             sides.source,
             sides.trained,
             sides.destination,
-            sides.served,
+            self.sides.served,
             sides.rank,
             bucket_bytes=sides.bucket_bytes,
+            adopt=adopt_data(self.sides.served) if sides.share else None,
             clock=sides.clock,
         )
         self.received_bytes = self.sync.plan.received_bytes
