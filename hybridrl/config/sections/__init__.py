@@ -1,0 +1,1 @@
+"""The sections of the configuration, one file a concern; `hybridrl.config.schema` puts them together."""

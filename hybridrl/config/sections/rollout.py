@@ -1,0 +1,47 @@
+"""Generation and its engines."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class SGLangConfig:
+    """The SGLang engine (`rollout.engine=sglang`)."""
+
+    hosting: str = "in_process"
+    """`in_process`: each rank hosts its rank of a replica; `subprocess`: SGLang's own processes, one set a replica."""
+    max_running_requests: int = 64
+    """Sequences that a replica decodes together."""
+    kv_tokens: int | None = None
+    """Tokens of a replica's KV cache; None: what `max_running_requests` of the longest requests need."""
+    routed_experts: bool = False
+    """Return the experts that each token was routed to."""
+    server_args: dict[str, Any] = field(default_factory=dict)
+    """Further fields of SGLang's ServerArgs, by its own names."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    """Generation."""
+
+    engine: str = "transformers"
+    """`transformers` (embedded, any machine) or `sglang`."""
+    tp: int = 1
+    dp: int = 1
+    """Attention data parallelism inside a replica, as SGLang's `dp_size`."""
+    ep: int = 1
+    n: int = 8
+    """Samples a prompt (the group size)."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    max_prompt_length: int = 512
+    """Tokens; see `data.overlong`."""
+    max_response_length: int = 512
+    """Tokens; a response cut there is marked truncated."""
+    max_batch_size: int = 64
+    """Sequences that the embedded engine decodes together."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Further ids that end a response, beside the model's EOS ids."""
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)

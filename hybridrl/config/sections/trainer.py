@@ -1,0 +1,39 @@
+"""The loop and its batches."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    """The loop and its batches."""
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    """The stated hardware; the world that torchrun starts must equal nodes · ranks_per_node."""
+    steps: int = 100
+    prompts_per_step: int = 32
+    """Prompts a rollout; samples = prompts · rollout.n."""
+    mini_batch_prompts: int | None = None
+    """Prompts an optimizer update; None takes all of a step in one update."""
+    max_tokens_per_micro_batch: int = 4096
+    """Token budget of a micro-batch on one data-parallel rank, padding included."""
+    micro_batch_size: int | None = None
+    """Samples a micro-batch; None lets the token budget alone decide."""
+    packing: bool = True
+    """Put the samples of a micro-batch end to end, without padding between them."""
+    seed: int = 0
+    output_dir: str = "outputs/${trainer.name}"
+    name: str = "run"
+    max_nonfinite_steps: int = 3
+    """Updates with a non-finite gradient in a row before the run ends."""
+    max_mismatch: float | None = None
+    """Mean |log-prob difference| of trainer and engine above which the run ends; None only reports it."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+    export_final: bool = True
+    """Write the last weights as a Hugging Face folder into the run folder."""
+    export_dtype: str = "source"
+    """Of the written weights: `source`, as in the files that the model came from; `parameters`, as they are trained;
+    `float32` or `bfloat16`."""
+    logprob_chunk: int = 1024
+    """Token rows of logits that are turned to log-probs at a time."""
