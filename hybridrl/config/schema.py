@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hybridrl.config.sections.algorithm import AlgorithmConfig, KlConfig
 from hybridrl.config.sections.data import DataConfig
+from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.config.sections.model import ModelConfig, ParallelConfig
 from hybridrl.config.sections.optimizer import OptimizerConfig, WarmStartConfig
 from hybridrl.config.sections.reshard import ReshardConfig
@@ -21,6 +22,7 @@ __all__ = [
     "DataConfig",
     "JudgeConfig",
     "KlConfig",
+    "MemoryConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
@@ -41,6 +43,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reshard: ReshardConfig = field(default_factory=ReshardConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

@@ -53,6 +53,7 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (8, "parallel.ep=3", None, ["ETP·EP·PP·EDP", "parallel.ep=3", "parallel.etp=1", "each defaults to 1"]),
     (8, "parallel.ep=4 parallel.etp=4 parallel.tp=4", None, ["etp=4 · ep=4 · pp=1 = 16"]),
     (2, "parallel.cp=2 trainer.device=cpu", None, ["parallel.cp=2 on a CPU", "Transformer Engine"]),
+    (1, "memory.arena_dir=/nvme", None, ["memory.arena_dir=/nvme", "memory.arena=disk"]),
     (1, "parallel.vpp=2", None, ["parallel.vpp=2", "parallel.pp=1"]),
     (1, "parallel.first_stage_layers=2", None, ["parallel.first_stage_layers=2", "parallel.pp=1"]),
     (1, "parallel.sequence_parallel=true", None, ["parallel.sequence_parallel=true", "parallel.tp=1"]),
@@ -240,6 +241,24 @@ def test_the_device_that_was_found_counts() -> None:
     config = tiny(2, "parallel.cp=2")
     assert validate(config) == validate(config, device="cuda") == []
     assert "on a CPU" in validate(config, device="cpu")[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("rollout.sglang.hosting=subprocess", "cannot be opened by another process"),
+        ("rollout.sglang.server_args={enable_memory_saver: true}", "memory saver cannot pause"),
+    ],
+)
+def test_expandable_segments_are_refused_where_memory_would_not_be_shared_or_freed(
+    monkeypatch: pytest.MonkeyPatch, override: str, word: str
+) -> None:
+    options = ("rollout.engine=sglang", override)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, expandable_segments:True")
+    assert word in "\n".join(validate(tiny(1, *options), device="cuda"))
+    assert word not in "\n".join(validate(tiny(1, *options), device="cpu"))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    assert word not in "\n".join(validate(tiny(1, *options), device="cuda"))
 
 
 def test_registered_names_are_checked_where_they_are_given() -> None:

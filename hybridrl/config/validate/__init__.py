@@ -10,6 +10,7 @@ from hybridrl.config.validate.batches import batch_problems
 from hybridrl.config.validate.bounds import get, value_problems
 from hybridrl.config.validate.inputs import input_problems
 from hybridrl.config.validate.learning import learning_problems
+from hybridrl.config.validate.memory import memory_problems
 from hybridrl.config.validate.model import Model, model_problems
 from hybridrl.config.validate.ranks import rank_problems
 from hybridrl.config.validate.rollout import rollout_problems
@@ -42,6 +43,7 @@ def validate(
         batch_problems(sane, stated),
         rollout_problems(sane, stated, spec),
         learning_problems(sane),
+        memory_problems(sane, device),
         model_problems(sane, spec) if spec is not None else (),
         input_problems(sane, files),
     )

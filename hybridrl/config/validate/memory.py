@@ -1,0 +1,34 @@
+"""Time-sharing the device: places that contradict each other, and allocator settings under which memory stays held."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from hybridrl.config.schema import Config
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def memory_problems(config: Config, device: str | None, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Mistakes in `memory`, and in the allocator's settings on a GPU."""
+    memory, rollout = config.memory, config.rollout
+    to_disk = [k for k in ("optimizer", "reference", "critic") if getattr(memory, k) == "disk"]
+    if memory.arena_dir is not None and memory.arena != "disk" and not to_disk:
+        yield f"memory.arena_dir={memory.arena_dir}, but nothing goes to disk; set memory.arena=disk or leave it null"
+    expandable = next((n for n in ALLOCATOR_VARIABLES if _expandable(environment.get(n, ""))), None)
+    if expandable is None or "cuda" not in (device, config.trainer.device) or rollout.engine != "sglang":
+        return
+    found = f"{expandable}={environment[expandable]}"
+    if rollout.sglang.hosting == "subprocess":
+        yield (
+            f"{found}: memory of expandable segments cannot be opened by another process, which "
+            "rollout.sglang.hosting=subprocess needs for its weights; unset it, or set hosting=in_process"
+        )
+    if rollout.sglang.server_args.get("enable_memory_saver"):
+        yield (
+            f"{found}: SGLang's memory saver cannot pause expandable segments, so nothing would be freed; unset it, or "
+            "leave enable_memory_saver out of rollout.sglang.server_args (hybridrl's engines do not need it)"
+        )
+
+
+def _expandable(setting: str) -> bool:
+    return "expandable_segments:true" in setting.lower().replace(" ", "")
