@@ -7,6 +7,7 @@ are errors. Impossible combinations are found by `hybridrl.config.validate`.
 from dataclasses import dataclass, field
 
 from hybridrl.config.sections.algorithm import AlgorithmConfig, KlConfig
+from hybridrl.config.sections.checkpoint import CheckpointConfig
 from hybridrl.config.sections.data import DataConfig
 from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.config.sections.model import ModelConfig, ParallelConfig
@@ -18,6 +19,7 @@ from hybridrl.config.sections.trainer import TrainerConfig
 
 __all__ = [
     "AlgorithmConfig",
+    "CheckpointConfig",
     "Config",
     "DataConfig",
     "JudgeConfig",
@@ -50,3 +52,4 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -53,6 +53,10 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (8, "parallel.ep=3", None, ["ETP·EP·PP·EDP", "parallel.ep=3", "parallel.etp=1", "each defaults to 1"]),
     (8, "parallel.ep=4 parallel.etp=4 parallel.tp=4", None, ["etp=4 · ep=4 · pp=1 = 16"]),
     (2, "parallel.cp=2 trainer.device=cpu", None, ["parallel.cp=2 on a CPU", "Transformer Engine"]),
+    (1, "checkpoint.keep_every=4", None, ["checkpoint.keep_every=4", "checkpoint.every=null"]),
+    (1, "checkpoint.every=3 checkpoint.keep_every=4", None, ["checkpoint.keep_every=4", "checkpoint.every=3"]),
+    (1, "checkpoint.load=weights", None, ["checkpoint.load=weights", "trainer.resume=auto"]),
+    (1, "trainer.resume=not/there", None, ["trainer.resume=not/there", "no such folder"]),
     (1, "memory.arena_dir=/nvme", None, ["memory.arena_dir=/nvme", "memory.arena=disk"]),
     (1, "parallel.vpp=2", None, ["parallel.vpp=2", "parallel.pp=1"]),
     (1, "parallel.first_stage_layers=2", None, ["parallel.first_stage_layers=2", "parallel.pp=1"]),
@@ -300,7 +304,7 @@ def numbers_and_names(kind: type[Any], prefix: str = "") -> tuple[set[str], set[
 
 def test_every_number_has_a_bound_and_every_name_its_choices() -> None:
     numbers, names = numbers_and_names(Config)
-    free = {"model.path", "data.prompt_key", "data.answer_key", "trainer.output_dir", "trainer.name"}
+    free = {"model.path", "data.prompt_key", "data.answer_key", "trainer.output_dir", "trainer.name", "trainer.resume"}
     registered = {"algorithm.advantage", "algorithm.policy_loss"}
     assert numbers == set(BOUNDS)
     assert names - free - registered == set(CHOICES)

@@ -37,3 +37,10 @@ class TrainerConfig:
     `float32` or `bfloat16`."""
     logprob_chunk: int = 1024
     """Token rows of logits that are turned to log-probs at a time."""
+    resume: str = "auto"
+    """`auto` goes on from the newest whole checkpoint in the run folder, if there is one; `none` starts anew and sets
+    an earlier run's folder aside; anything else is the path of a checkpoint, or of a folder of them."""
+    stall_timeout_s: float | None = 3600.0
+    """A phase that makes no progress for so many seconds ends the run and names the rank; None waits for ever."""
+    rollout_records: int = 16
+    """Samples of a step that are written to `rollouts/`; 0 for none."""

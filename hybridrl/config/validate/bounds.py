@@ -83,6 +83,11 @@ BOUNDS: Mapping[str, Bound] = {
     "trainer.seed": NATURAL,
     "trainer.max_nonfinite_steps": COUNT,
     "trainer.max_mismatch": POSITIVE,
+    "trainer.stall_timeout_s": POSITIVE,
+    "trainer.rollout_records": NATURAL,
+    **{f"checkpoint.{k}": COUNT for k in ("every", "keep_last", "keep_every", "hf_every")},
+    **{f"checkpoint.{k}": NATURAL for k in ("retries", "retry_wait_s")},
+    "checkpoint.grace_s": POSITIVE,
 }
 """Every number of the schema."""
 
@@ -108,6 +113,8 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "algorithm.kl.estimator": ("k1", "k2", "k3"),
     "optimizer.name": ("adam", "sgd"),
     "optimizer.schedule": ("constant", "linear", "cosine"),
+    "checkpoint.best_mode": ("max", "min"),
+    "checkpoint.load": ("all", "weights"),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.export_dtype": ("source", "parameters", "float32", "bfloat16"),
 }

@@ -1,0 +1,28 @@
+"""Checkpoints: settings that keep nothing, and places to go on from that are not there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hybridrl.config.schema import Config
+
+
+def checkpoint_problems(config: Config, files: bool) -> Iterator[str]:
+    """Mistakes in `checkpoint` and `trainer.resume`; `files=False` leaves out what depends on this machine."""
+    chosen, resume = config.checkpoint, config.trainer.resume
+    for key in ("keep_every", "best_metric"):
+        value = getattr(chosen, key)
+        if value is not None and chosen.every is None:
+            yield f"checkpoint.{key}={value} with checkpoint.every=null: no checkpoint is made that could be kept"
+    if chosen.every is not None and chosen.keep_every is not None and chosen.keep_every % chosen.every:
+        yield (
+            f"checkpoint.keep_every={chosen.keep_every} is no multiple of checkpoint.every={chosen.every}: most of the "
+            "checkpoints to keep are never made"
+        )
+    named = resume not in ("auto", "none")
+    if chosen.load == "weights" and not named:
+        yield (
+            f"checkpoint.load=weights with trainer.resume={resume}: weights for a new run come from a checkpoint that "
+            "trainer.resume names by its path"
+        )
+    if named and files and not Path(resume).is_dir():
+        yield f"trainer.resume={resume}: no such folder; expected auto, none or the path of a checkpoint"
