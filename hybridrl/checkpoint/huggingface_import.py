@@ -23,6 +23,9 @@ ROWS_AT_ONCE = 4096
 def import_weights(folder: Path | str, layout: Layout, params: Params, rank: int, *, convert: bool = False) -> None:
     """Loads a rank's parameters from the folder's safetensors and zeroes their padding.
 
+    A model with a scalar head takes the layers of a language model too: its `lm_head.weight` is left out, and a head
+    that the files have not is 0.
+
     Args:
         folder: holds `model.safetensors`, or `model.safetensors.index.json` and its files.
         layout: where this rank keeps which box of which tensor.
@@ -36,7 +39,8 @@ def import_weights(folder: Path | str, layout: Layout, params: Params, rank: int
     """
     files = SafetensorsFolder(folder)
     problems = files.problems + file_problems(files, layout.weights) + storage_problems(layout, params, rank)
-    pieces = layout.pieces(rank)
+    new = new_tensors(files, layout.weights)
+    pieces = [piece for piece in layout.pieces(rank) if piece.tensor not in new]
     if not problems:
         problems += _tied_problems(files, layout.weights)
         problems += [] if convert else _dtype_problems(files, pieces, params)
@@ -47,15 +51,26 @@ def import_weights(folder: Path | str, layout: Layout, params: Params, rank: int
         write_piece(params, piece, files.read(piece.tensor, piece.box))
 
 
+def new_tensors(files: SafetensorsFolder, weights: WeightMap) -> frozenset[str]:
+    """The model's tensors that its files need not have and have not: a scalar head over a language model."""
+    head = weights.find(Role.SCORE)
+    return frozenset() if head is None or head.name in files.tensors else frozenset([head.name])
+
+
 def file_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
     """Every difference in names and shapes between what the files hold and what the model's configuration implies."""
-    allowed = (TIED_HEAD,) if weights.spec.tied else ()
+    allowed = (TIED_HEAD,) if weights.spec.tied or weights.spec.scalar_head else ()
+    new = new_tensors(files, weights)
     found = [
         f"tensor {name} in {stored.file} is unknown to the model"
         for name, stored in sorted(files.tensors.items())
         if name not in weights and name not in allowed and not name.endswith(DERIVED)
     ]
-    found += [f"tensor {t.name} is missing from the files" for t in weights if t.name not in files.tensors]
+    found += [
+        f"tensor {t.name} is missing from the files"
+        for t in weights
+        if t.name not in files.tensors and t.name not in new
+    ]
     return found + [
         f"tensor {t.name} has shape {list(files.tensors[t.name].shape)}, the configuration implies {list(t.shape)}"
         for t in weights
@@ -79,7 +94,7 @@ def _dtype_problems(files: SafetensorsFolder, pieces: Sequence[Piece], params: P
 def _tied_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
     """A tied model's file may hold the head too, but only as the same bits."""
     embedding = weights.find(Role.EMBED)
-    if not weights.spec.tied or TIED_HEAD not in files.tensors or embedding is None:
+    if not weights.spec.tied or weights.spec.scalar_head or TIED_HEAD not in files.tensors or embedding is None:
         return []
     head, other = files.tensors[TIED_HEAD], files.tensors[embedding.name]
     equal = (head.shape, head.dtype) == (other.shape, other.dtype)

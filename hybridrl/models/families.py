@@ -7,6 +7,7 @@ holds more than the decoder (see `hybridrl.models.names`) has `tensors(spec)` to
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,15 @@ from hybridrl.models.weights import WeightMap
 FAMILIES = ("deepseek_v3", "glm4_moe", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Values of `model_type`; each is the name of a module of this package."""
 
-__all__ = ["FAMILIES", "UnsupportedModelError", "family", "load_spec", "spec_from_config", "weight_map"]
+__all__ = [
+    "FAMILIES",
+    "UnsupportedModelError",
+    "family",
+    "load_spec",
+    "spec_from_config",
+    "weight_map",
+    "with_scalar_head",
+]
 
 
 def family(model_type: str) -> ModuleType:
@@ -36,7 +45,17 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises UnsupportedModelError, which lists every setting that cannot be honoured.
     """
     spec: ModelSpec = family(str(config.get("model_type"))).parse(config)
-    return spec
+    if not str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification"):
+        return spec
+    labels = len(config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"})  # transformers writes all but its default two
+    if labels != 1:
+        raise UnsupportedModelError("a sequence classifier", [f"{labels} labels; supported: 1, a scalar head"])
+    return with_scalar_head(spec)
+
+
+def with_scalar_head(spec: ModelSpec) -> ModelSpec:
+    """The same layers with a scalar head: the critic or reward model of a language model."""
+    return replace(spec, scalar_head=True)
 
 
 def load_spec(folder: Path | str) -> ModelSpec:

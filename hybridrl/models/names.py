@@ -25,6 +25,7 @@ ATTENTION_NAMES: Mapping[Role, str] = {
     Role.POST_ATTENTION_NORM: "model.layers.{layer}.post_attention_layernorm.weight",
     Role.FINAL_NORM: "model.norm.weight",
     Role.LM_HEAD: "lm_head.weight",
+    Role.SCORE: "score.weight",
 }
 """The names that Llama gave and its descendants kept."""
 
@@ -39,7 +40,9 @@ MLP_NAMES: Mapping[Role, str] = {
 
 
 def tensors(spec: ModelSpec, names: Mapping[Role, str]) -> Iterator[Tensor]:
-    """All tensors of a decoder in layer order: embedding, layers, final norm, head (absent when tied).
+    """All tensors of a decoder in layer order: embedding, layers, final norm, head.
+
+    A tied head is absent, a scalar one has one row.
 
     Multi-token-prediction layers are not among them. Raises KeyError where `names` lacks a role that the model has.
     """
@@ -49,7 +52,9 @@ def tensors(spec: ModelSpec, names: Mapping[Role, str]) -> Iterator[Tensor]:
     for layer in range(spec.num_layers):
         yield from layer_tensors(spec, names, layer, kinds[spec.is_moe_layer(layer)])
     yield _tensor(spec, names, Role.FINAL_NORM, (spec.hidden_size,))
-    if not spec.tied:
+    if spec.scalar_head:
+        yield _tensor(spec, names, Role.SCORE, (1, spec.hidden_size))
+    elif not spec.tied:
         yield _tensor(spec, names, Role.LM_HEAD, vocabulary)
 
 

@@ -75,6 +75,9 @@ class ModelSpec:
     mla: MlaSpec | None = None
     mtp_layers: int = 0
     """Multi-token-prediction layers that the checkpoint holds after the main layers."""
+    scalar_head: bool = False
+    """One number a token in the place of `lm_head`: a critic or a reward model, `ForSequenceClassification` with one
+    label in transformers."""
     dtype: str = "bfloat16"
     """The checkpoint's dtype, as torch names it."""
     dtypes: Mapping[str, str] = field(default_factory=dict)

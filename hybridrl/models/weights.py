@@ -21,6 +21,7 @@ class Role(StrEnum):
 
     EMBED = "embed"
     LM_HEAD = "lm_head"
+    SCORE = "score"
     FINAL_NORM = "final_norm"
     INPUT_NORM = "input_norm"
     POST_ATTENTION_NORM = "post_attention_norm"

@@ -5,36 +5,18 @@ Every method is collective: all ranks call it with the same rows, and all get th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.schema import Config
-from hybridrl.models.families import weight_map
-from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
-from hybridrl.models.megatron.config import uses_transformer_engine
-from hybridrl.models.megatron.router import take_balance
+from hybridrl.models.megatron.build import named_tensors
 from hybridrl.models.spec import ModelSpec
-from hybridrl.parallel.groups import Groups, current
 from hybridrl.parallel.sizes import ParallelSizes
-from hybridrl.reshard.layouts.megatron import MegatronLayout
-from hybridrl.training.batch import with_weights
-from hybridrl.training.losses import Loss
-from hybridrl.training.masters import import_masters
-from hybridrl.training.microbatch import MicroBatch
-from hybridrl.training.optimizer import Optimizer, wrap
+from hybridrl.training.model import TrainedModel, groups_of, load, score_rows, training_layout
 from hybridrl.training.passes import Passes
 from hybridrl.training.rows import Floats, Row
-from hybridrl.training.schedule import Schedule
-
-if TYPE_CHECKING:
-    from megatron.core.models.gpt.gpt_model import GPTModel
 
 
 @dataclass(frozen=True)
@@ -51,8 +33,8 @@ class Reference:
 
     def __init__(self, config: Config, spec: ModelSpec, sizes: ParallelSizes, *, folder: Path) -> None:
         self.layout = training_layout(config, spec, sizes)
-        self._groups = _groups_of(sizes)
-        chunks = _load(config, spec, self.layout, self._groups, folder)
+        self._groups = groups_of(sizes)
+        chunks = load(config, spec, self.layout, self._groups, folder)
         for chunk in chunks:
             chunk.requires_grad_(False)
         self._tensors = named_tensors(chunks)
@@ -70,37 +52,11 @@ class Reference:
 
     def score(self, rows: Sequence[Row]) -> Scores:
         """Log-probs and entropies, in the order of the rows."""
-        return _score(self._passes, self._groups, rows)
+        return Scores(*score_rows(self._passes, self._groups, rows))
 
 
-class Actor:
-    """The policy that is trained.
-
-    Needs Megatron's groups for `sizes` (`hybridrl.parallel.groups.initialize`).
-
-    Args:
-        config: model, parallel, optimizer and trainer parts are used, and the rollout's temperature.
-        spec: of the model in `folder`.
-        sizes: the training world.
-        folder: the Hugging Face folder that the weights come from.
-        total_updates: length of the learning-rate schedule.
-    """
-
-    def __init__(
-        self, config: Config, spec: ModelSpec, sizes: ParallelSizes, *, folder: Path, total_updates: int
-    ) -> None:
-        self.config = config
-        self.layout = training_layout(config, spec, sizes)
-        self._groups = _groups_of(sizes)
-        self._chunks = wrap(_load(config, spec, self.layout, self._groups, folder), config.optimizer)
-        self.optimizer = Optimizer(self._chunks, config, total_updates)
-        pieces = self.layout.pieces(self._groups.rank)
-        import_masters(folder, pieces, self.tensors(), self.optimizer.inner.chained_optimizers)
-        self._passes = Passes(self._chunks, config, spec, self._groups)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """This rank's live parameters and buffers, by the names of `layout`."""
-        return named_tensors(self._chunks)
+class Actor(TrainedModel):
+    """The policy that is trained."""
 
     def log_probs(self, rows: Sequence[Row]) -> list[Floats]:
         """Log-prob of each token, by row, at the rollout's temperature; entry 0 of a row is 0."""
@@ -108,114 +64,4 @@ class Actor:
 
     def score(self, rows: Sequence[Row]) -> Scores:
         """Log-probs and entropies under the current weights, in the order of the rows."""
-        return _score(self._passes, self._groups, rows)
-
-    def update(self, rows: Sequence[Row], loss: Loss, *, lr: float | None = None) -> dict[str, float]:
-        """One optimizer step on all rows together: the same step however they are cut into ranks and micro-batches.
-
-        `lr` takes the place of the schedule's learning rate for a step outside it (see `Optimizer.step`).
-        Returns the loss's metrics over the whole batch, and `grad_norm` (before clipping), `lr`, `tokens/trained`,
-        `micro_batches`, `update/skipped` (1 where a non-finite gradient held the step back).
-        Raises NonFiniteGradientError as `Optimizer.step` does, and KeyError for a field that the loss needs.
-        """
-        self.optimizer.zero_grad()
-        plan = self._passes.schedule(rows)
-        sums = self._accumulate(rows, loss, plan)
-        step = self.optimizer.step(lr)
-        return {
-            **sums,
-            "grad_norm": step.grad_norm,
-            "lr": step.lr,
-            "tokens/trained": float(sum(row.trained for row in rows)),
-            "micro_batches": float(plan.steps),
-            "update/skipped": float(step.skipped),
-        }
-
-    def _accumulate(self, rows: Sequence[Row], loss: Loss, plan: Schedule) -> dict[str, float]:
-        """Forward and backward over the plan; the gradients are whole afterwards."""
-        weighted = with_weights(rows, loss.aggregate, loss.aggregate_length)
-        share = 1 / max(1, sum(row.trained for row in rows))
-        sums = torch.zeros(len(loss.metrics), dtype=torch.float64, device=self._passes.device)
-
-        def consume(batch: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
-            value, metrics = loss(log_probs, entropy, batch.fields, batch.mask, share)
-            sums.add_(torch.stack([metrics[name] for name in loss.metrics]))
-            return value
-
-        balanced = self._scale_balance_loss(rows)
-        self._passes.run(weighted, plan, (*loss.fields, "weights"), consume, backward=True)
-        if not _speaks(self._groups):
-            sums.zero_()
-        dist.all_reduce(sums)
-        metrics: dict[str, float] = dict(zip(loss.metrics, sums.tolist(), strict=True))
-        return metrics | (self._balance(rows) if balanced else {})
-
-    def _scale_balance_loss(self, rows: Sequence[Row]) -> bool:
-        """Makes the router's load-balancing loss a mean over all tokens of the batch; whether there is such a loss."""
-        configs = [unwrap(chunk).config for chunk in self._chunks]
-        if any(config.moe_router_load_balancing_type != "aux_loss" or not config.num_moe_experts for config in configs):
-            return False
-        for config in configs:
-            config.moe_aux_loss_coeff = self.config.model.aux_loss_coef / sum(map(len, rows))
-        return True
-
-    def _balance(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The load-balancing loss as a mean over tokens and layers: 1 where all experts are chosen alike."""
-        total = take_balance(self._chunks, self._passes.device)
-        dist.all_reduce(total)
-        layers = float(total[1]) / self._groups.sizes.stage  # each layer's router is on every rank of its stage
-        return {"loss/aux": float(total[0]) / (sum(map(len, rows)) * layers)}
-
-
-def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> MegatronLayout:
-    """Where each rank of this training world keeps which weights."""
-    parallel = config.parallel
-    return MegatronLayout(
-        weight_map(spec),
-        sizes,
-        vpp=parallel.vpp,
-        first_stage_layers=parallel.first_stage_layers,
-        last_stage_layers=parallel.last_stage_layers,
-        vocab_multiple=config.model.vocab_multiple,
-        transformer_engine=uses_transformer_engine(),
-        engine_order=config.model.parameter_layout == "engine",
-        dtype=config.model.dtype,
-    )
-
-
-def _groups_of(sizes: ParallelSizes) -> Groups:
-    groups = current()
-    if groups.sizes != sizes:
-        raise RuntimeError(f"Megatron's groups are of {groups.sizes}, the actor was asked for {sizes}")
-    return groups
-
-
-def _load(config: Config, spec: ModelSpec, layout: MegatronLayout, groups: Groups, folder: Path) -> "list[GPTModel]":
-    chunks = build_model(spec, config)
-    # `model.dtype` is the user's word; what config.json says of the files' dtype need not hold for every tensor.
-    import_weights(folder, layout, named_tensors(chunks), groups.rank, convert=True)
-    return chunks
-
-
-def _speaks(groups: Groups) -> bool:
-    """Whether this rank is the one of its replica that reports: the first TP rank of the last stage."""
-    return groups.is_last_stage and groups.coordinates.tp == 0
-
-
-def _score(passes: Passes, groups: Groups, rows: Sequence[Row]) -> Scores:
-    starts = [0, *accumulate(len(row) for row in rows)]
-    flat = np.zeros((2, starts[-1]), np.float32)
-
-    def consume(batch: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        for out, values in zip(flat, (log_probs, entropy), strict=True):
-            for row, found in batch.split(values):
-                out[starts[row] : starts[row + 1]] = found
-        return log_probs.new_zeros(())
-
-    passes.run(rows, passes.schedule(rows), (), consume, backward=False)
-    if not _speaks(groups):
-        flat.fill(0)
-    whole = torch.from_numpy(flat).to(passes.device)
-    dist.all_reduce(whole)  # each entry is one rank's number and zeros: exact
-    log_probs, entropy = ([values[a:b] for a, b in pairwise(starts)] for values in whole.cpu().numpy())
-    return Scores(log_probs, entropy)
+        return Scores(*score_rows(self._passes, self._groups, rows))

@@ -6,7 +6,7 @@ the whole, and so are the metrics: shares of all micro-batches of all ranks add 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from hybridrl.config.schema import AlgorithmConfig
 Shares = tuple[Tensor, dict[str, Tensor]]
 
 
-class Loss(Protocol):
-    """The loss of one update."""
+class _Described(Protocol):
+    """What an update must know of its loss beside its value."""
 
     @property
     def aggregate(self) -> str:
@@ -38,6 +38,10 @@ class Loss(Protocol):
     def metrics(self) -> tuple[str, ...]:
         """Names of what it reports."""
 
+
+class Loss(_Described, Protocol):
+    """The loss of one update of a policy."""
+
     def __call__(
         self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
     ) -> Shares:
@@ -49,6 +53,16 @@ class Loss(Protocol):
             mask: bool, trained tokens.
             share: 1 / trained tokens of the whole batch, for metrics that are means over tokens.
         """
+
+
+class ScalarLoss(_Described, Protocol):
+    """The loss of one update of a model with a scalar head."""
+
+    def __call__(self, values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float) -> Shares:
+        """As `Loss`, of what the model says of each token instead of log-probs and entropy."""
+
+
+AnyLoss: TypeAlias = Loss | ScalarLoss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def import_masters(folder: Path | str, pieces: Iterable[Piece], params: Params, 
     files = SafetensorsFolder(folder)
     by_param: dict[str, list[Piece]] = {}
     for piece in pieces:
+        if piece.tensor not in files.tensors:  # new in this model: the parameter is exact
+            continue
         by_param.setdefault(piece.param, []).append(piece)
     for name, param in params.items():
         master = getattr(param, "main_param", None)  # None also where another replica has this parameter's shard

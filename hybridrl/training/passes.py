@@ -19,8 +19,10 @@ from hybridrl.training.microbatch import MicroBatch, make_micro_batch
 from hybridrl.training.rows import Row
 from hybridrl.training.schedule import Schedule, schedule
 
-Consume = Callable[[MicroBatch, Tensor, Tensor], Tensor]
-"""`(micro_batch, log_probs [b, s], entropy [b, s]) -> loss`, called on the last pipeline stage, alike on TP ranks."""
+Consume = Callable[..., Tensor]
+"""`(micro_batch, *outputs) -> loss`, called on the last pipeline stage, alike on TP ranks.
+
+The outputs, [b, s] float32 each, are log-probs and entropies, or of a model with a scalar head its values alone."""
 
 
 class Passes:
@@ -38,6 +40,8 @@ class Passes:
         )
         self.pad_multiple = pad_multiple(groups.sizes)
         self.device = next(self.chunks[0].parameters()).device
+        self.outputs = 1 if spec.scalar_head else 2
+        """Numbers that the model says of each token."""
         self._balanced = spec.moe is not None and config.model.aux_loss_coef > 0
 
     def schedule(self, rows: Sequence[Row]) -> Schedule:
@@ -95,18 +99,24 @@ class Passes:
             batch = next(batches)
             packed = None if batch.lengths is None else packed_seq_params(batch.lengths)
 
-            def loss(logits: Tensor) -> tuple[Tensor, Tensor, None]:
-                log_probs, entropy = token_log_probs(
-                    logits.flatten(0, 1),
-                    batch.labels.flatten(),
-                    self.vocabulary,
-                    temperature=self.config.rollout.temperature,
-                    chunk=self.config.trainer.logprob_chunk,
-                )
-                share = consume(batch, log_probs.view_as(batch.labels), entropy.view_as(batch.labels))
+            def loss(output: Tensor) -> tuple[Tensor, Tensor, None]:
+                share = consume(batch, *self._read(output, batch))
                 # Megatron wants a number of tokens to divide by; `_sum_gradients` leaves it aside.
                 return share, torch.ones((), dtype=torch.int, device=self.device), None
 
             return forward(chunk, batch.tokens, packed, batch.padding if self._balanced else None), loss
 
         return step
+
+    def _read(self, output: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
+        """What the model's output [b, s, vocabulary / TP], or [b, s, 1] of a scalar head, says of each token."""
+        if self.outputs == 1:
+            return (output[..., 0].float(),)
+        found = token_log_probs(
+            output.flatten(0, 1),
+            batch.labels.flatten(),
+            self.vocabulary,
+            temperature=self.config.rollout.temperature,
+            chunk=self.config.trainer.logprob_chunk,
+        )
+        return tuple(values.view_as(batch.labels) for values in found)

@@ -11,6 +11,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from hybridrl.config.schema import Config
 from hybridrl.models.megatron.config import transformer_config
 from hybridrl.models.megatron.rope import frequencies
+from hybridrl.models.megatron.scalar_head import ScalarHead
 from hybridrl.models.megatron.specs import block_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.vocabulary import padded_as_engine, padded_to_multiple
@@ -47,11 +48,13 @@ def _build_chunk(spec: ModelSpec, config: Config, transformer: object, chunk: in
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
         parallel_output=True,
-        share_embeddings_and_output_weights=spec.tied,
+        share_embeddings_and_output_weights=spec.tied and not spec.scalar_head,
         position_embedding_type="rope",
         rotary_base=spec.rope_theta,
         vp_stage=chunk,
     )
+    if spec.scalar_head and model.post_process:
+        model.output_layer = ScalarHead(model.config, model.output_layer.weight.device)
     model.rotary_pos_emb.inv_freq = frequencies(spec).to(torch.cuda.current_device())
     return model
 
@@ -115,8 +118,8 @@ def forward(
     `tokens` int64 `[b, s]`, padded on the right, or packed `[1, t]` with the bounds in `packed`. Positions count from 0
     in each sequence. `padding` bool `[b, s]` is True at padding, which the load-balancing loss then leaves out. The
     last chunk of the last stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype, this TP rank's columns
-    (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0); the others return hidden states
-    `[s, b, hidden]`, `s / tp` with sequence parallelism.
+    (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0), or with a scalar head values
+    `[b, s, 1]`, float32; the others return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
     """
     model = unwrap(chunk)
     if padding is not None and model.config.sequence_parallel and not model.pre_process:

@@ -47,10 +47,13 @@ def dense_problems(spec: ModelSpec, sizes: ParallelSizes) -> list[str]:
 
 
 def outer_slabs(spec: ModelSpec, sizes: ParallelSizes, padded: int) -> OuterSlabs:
-    """Embedding; final norm and head. A tied head is the embedding, copied to the last stage where that is another."""
+    """Embedding; final norm and head. A tied head is the embedding, copied to the last stage where that is another;
+    a scalar head is whole on every rank of the last stage."""
     vocabulary = (spec.vocab_size, spec.hidden_size)
     last = [whole("decoder.final_layernorm.weight", Role.FINAL_NORM, (spec.hidden_size,))]
-    if not spec.tied or sizes.pp > 1:
+    if spec.scalar_head:
+        last.append(whole("output_layer.weight", Role.SCORE, (1, spec.hidden_size)))
+    elif not spec.tied or sizes.pp > 1:
         role = Role.EMBED if spec.tied else Role.LM_HEAD
         last.append(rows("output_layer.weight", role, vocabulary, sizes.tp, padded=padded))
     first = rows("embedding.word_embeddings.weight", Role.EMBED, vocabulary, sizes.tp, padded=padded)
