@@ -35,7 +35,17 @@ class Engine(Protocol):
         """Gives back memory that only generation needs (KV cache; weights where they are the engine's own)."""
 
     def wake(self) -> None:
-        """Undoes `sleep`. Weights must be synced, and `publish` called, before the next `generate`."""
+        """Undoes `sleep`, both stages. Weights must be synced, and `publish` called, before the next `generate`."""
+
+    def wake_weights(self) -> None:
+        """The first stage of `wake`: the parameters have memory, and a weight sync may write them."""
+
+    def wake_cache(self) -> None:
+        """The second stage of `wake`: the KV cache has memory. Raises EngineStateError before `wake_weights`."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache that this rank's device holds between calls of `generate` now: 0 while asleep."""
 
     def publish(self, version: int) -> None:
         """Declares that the parameters hold weights `version`, whole; forgets every cache of older weights."""

@@ -65,7 +65,7 @@ class TransformersEngine:
         self._released: list[tuple[torch.UntypedStorage, int]] = []
         self._foreign: set[str] = set()
         """Parameters whose storage is the trainer's."""
-        self._asleep = False
+        self._asleep = self._cache_asleep = False
         self._version: int | None = None
 
     @property
@@ -113,7 +113,7 @@ class TransformersEngine:
         Raises EngineStateError while asleep or before `publish`; ValueError that lists what is wrong with the requests;
         FloatingPointError where logits are not finite.
         """
-        if self._asleep:
+        if self._asleep or self._cache_asleep:
             raise EngineStateError("the engine is asleep: call wake, sync the weights and publish before generate")
         if self._version is None:
             raise EngineStateError("no weights are in service: sync them and call publish before generate")
@@ -139,14 +139,30 @@ class TransformersEngine:
             self._released = [(storage, storage.nbytes()) for storage in storages.values()]
             for storage, _ in self._released:
                 storage.resize_(0)
-        self._asleep = True
+        self._asleep = self._cache_asleep = True
 
     def wake(self) -> None:
         """Gives the weights their storage again. What they hold is not in service before `publish`."""
+        self.wake_weights()
+        self.wake_cache()
+
+    def wake_weights(self) -> None:
+        """See `wake`."""
         for storage, nbytes in self._released:
             storage.resize_(nbytes)
         self._released = []
         self._asleep = False
+
+    def wake_cache(self) -> None:
+        """Nothing has to be taken: see `sleep`. Raises EngineStateError before `wake_weights`."""
+        if self._asleep:
+            raise EngineStateError("the engine's weights are asleep: call wake_weights before wake_cache")
+        self._cache_asleep = False
+
+    @property
+    def cache_bytes(self) -> int:
+        """None are held between calls of `generate`."""
+        return 0
 
     def publish(self, version: int) -> None:
         """Puts the parameters into service as weights `version`. Raises EngineStateError while asleep."""

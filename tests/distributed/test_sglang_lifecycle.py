@@ -203,7 +203,14 @@ def _states() -> None:
             engine.publish(2)
         with pytest.raises(EngineStateError, match="released"):
             engine.parameters()
-        engine.wake()
+        with pytest.raises(EngineStateError, match="wake_weights before wake_cache"):
+            engine.wake_cache()
+        assert engine.cache_bytes == 0
+        engine.wake_weights()
+        with pytest.raises(EngineStateError, match="asleep"):
+            engine.generate(requests)
+        engine.wake_cache()
+        assert engine.cache_bytes == engine.kv_bytes
         for tensor in engine.parameters().values():
             tensor.fill_(torch.nan)  # what waking may leave there
         with pytest.raises(EngineStateError, match="no weights are in service"):

@@ -61,7 +61,12 @@ def _sleeps(engine: Any, requests: list[Any], expected: list[list[int]]) -> None
     engine.sleep()
     with pytest.raises(EngineStateError, match="asleep"):
         engine.generate(requests)
-    engine.wake()
+    assert engine.cache_bytes == 0
+    engine.wake_weights()
+    with pytest.raises(EngineStateError, match="asleep"):
+        engine.generate(requests)
+    engine.wake_cache()
+    assert engine.cache_bytes > 0
     with pytest.raises(EngineStateError, match="no weights are in service"):
         engine.generate(requests)
     engine.publish(4)

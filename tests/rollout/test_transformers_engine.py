@@ -206,6 +206,13 @@ def test_states_refuse_generation_until_weights_are_published() -> None:
         engine.generate(asked)
     with pytest.raises(EngineStateError, match="asleep"):
         engine.publish(4)
+    with pytest.raises(EngineStateError, match="wake_weights before wake_cache"):
+        engine.wake_cache()
+    engine.wake_weights()
+    engine.publish(4)
+    with pytest.raises(EngineStateError, match="asleep"):
+        engine.generate(asked)
+    engine.sleep()
     engine.wake()
     with pytest.raises(EngineStateError, match="publish"):
         engine.generate(asked)

@@ -17,16 +17,10 @@ def memory_problems(config: Config, device: str | None, environment: Mapping[str
     expandable = next((n for n in ALLOCATOR_VARIABLES if _expandable(environment.get(n, ""))), None)
     if expandable is None or "cuda" not in (device, config.trainer.device) or rollout.engine != "sglang":
         return
-    found = f"{expandable}={environment[expandable]}"
     if rollout.sglang.hosting == "subprocess":
         yield (
-            f"{found}: memory of expandable segments cannot be opened by another process, which "
-            "rollout.sglang.hosting=subprocess needs for its weights; unset it, or set hosting=in_process"
-        )
-    if rollout.sglang.server_args.get("enable_memory_saver"):
-        yield (
-            f"{found}: SGLang's memory saver cannot pause expandable segments, so nothing would be freed; unset it, or "
-            "leave enable_memory_saver out of rollout.sglang.server_args (hybridrl's engines do not need it)"
+            f"{expandable}={environment[expandable]}: memory of expandable segments cannot be opened by another process, "
+            "which rollout.sglang.hosting=subprocess needs for its weights; unset it, or set hosting=in_process"
         )
 
 

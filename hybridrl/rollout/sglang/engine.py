@@ -86,7 +86,7 @@ class SGLangEngine:
         self._submitted = 0
         self._idle_steps = 0
         self._version: int | None = None
-        self._asleep = False
+        self._asleep = self._cache_asleep = False
         self._paused = False
         self.prompt_tokens = 0
         """Prompt tokens of all requests that have produced a token so far."""
@@ -109,6 +109,11 @@ class SGLangEngine:
     def kv_bytes(self) -> int:
         """Bytes of this rank's KV cache, which `sleep` gives back."""
         return self._kv.nbytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """`kv_bytes`, and 0 while asleep."""
+        return 0 if self._cache_asleep else self._kv.nbytes
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Live tensors under the layout's names. Raises EngineStateError while `sleep` has released them."""
@@ -157,15 +162,26 @@ class SGLangEngine:
         self._kv.free()
         if self._weights is not None:
             self._weights.free()
-        self._asleep = True
+        self._asleep = self._cache_asleep = True
 
     def wake(self) -> None:
         """Gives the engine its memory again. What the weights hold is not in service before `publish`."""
+        self.wake_weights()
+        self.wake_cache()
+
+    def wake_weights(self) -> None:
+        """The first stage of `wake`: a sync may write the weights."""
         if self._weights is not None:
             self._weights.restore()
             self._zero_padding()
-        self._kv.restore()
         self._asleep = False
+
+    def wake_cache(self) -> None:
+        """The second stage of `wake`: the KV pool. Raises EngineStateError before `wake_weights`."""
+        if self._asleep:
+            raise EngineStateError("the engine's weights are asleep: call wake_weights before wake_cache")
+        self._kv.restore()
+        self._cache_asleep = False
 
     def publish(self, version: int) -> None:
         """Puts the parameters into service as weights `version`, and forgets the KV of all prefixes.
@@ -324,7 +340,7 @@ class SGLangEngine:
             self._done[req.rid] = self._live.pop(req.rid)
 
     def _require_weights(self, what: str) -> None:
-        if self._asleep:
+        if self._asleep or self._cache_asleep:
             raise EngineStateError(f"the engine is asleep: call wake, sync the weights and publish before {what}")
         if self._version is None:
             raise EngineStateError(f"no weights are in service: sync them and call publish before {what}")

@@ -182,6 +182,13 @@ def kv_tokens(config: Config) -> int:
     return rollout.sglang.kv_tokens or rollout.sglang.max_running_requests * longest
 
 
+def kv_token_bytes(spec: ModelSpec, tp: int, item: int) -> int:
+    """Bytes of one token in one rank's KV pool, where an element has `item`; heads that TP exceeds are on several."""
+    if spec.mla is not None:
+        return spec.num_layers * (spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim) * item
+    return 2 * spec.num_layers * max(1, spec.num_kv_heads // tp) * spec.head_dim * item
+
+
 def problems(config: Config) -> list[str]:
     """What is wrong with `rollout.sglang`, and with `rollout` for this engine; empty for other engines."""
     rollout, sglang = config.rollout, config.rollout.sglang

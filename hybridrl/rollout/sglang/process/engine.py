@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.reshard.layout import Layout
 from hybridrl.rollout import sampling
 from hybridrl.rollout.engine import EngineStateError
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.sglang.checks import check_parameters, layout_of
-from hybridrl.rollout.sglang.options import EngineOptions, subprocess_args
+from hybridrl.rollout.sglang.options import EngineOptions, kv_token_bytes, subprocess_args
 from hybridrl.rollout.sglang.process.client import ServerError, ServerProcess
 from hybridrl.rollout.sglang.process.outcome import Outcome
 from hybridrl.rollout.sglang.process.shared import attach
@@ -57,7 +58,7 @@ class SGLangProcessEngine:
         self._done: dict[str, Sample] = {}
         self._submitted = 0
         self._version: int | None = None
-        self._asleep = self._paused = False
+        self._asleep = self._cache_asleep = self._paused = False
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -70,6 +71,14 @@ class SGLangProcessEngine:
     def version(self) -> int | None:
         """Version of the weights in service, None before the first `publish` and after `sleep`."""
         return self._version
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the tokens in this rank's KV pool, which is in the engine's process; 0 while asleep."""
+        if self._cache_asleep:
+            return 0
+        item = ITEM_BYTES[self._options.dtype]
+        return self._options.kv_tokens * kv_token_bytes(self._layout.weights.spec, self._options.tp, item)
 
     def parameters(self) -> Mapping[str, Tensor]:
         """The memory of this rank's engine process, under the layout's names."""
@@ -93,14 +102,26 @@ class SGLangProcessEngine:
             return
         self._require_no_running("sleep")
         self._version = None
-        self._call("hybrid_sleep")
-        self._asleep = True
+        if not self._cache_asleep:
+            self._call("hybrid_sleep")
+        self._asleep = self._cache_asleep = True
 
     def wake(self) -> None:
         """Takes the KV cache again."""
-        if self._asleep:
-            self._call("hybrid_wake")
+        self.wake_weights()
+        self.wake_cache()
+
+    def wake_weights(self) -> None:
+        """The first stage of `wake`. The weights never left."""
         self._asleep = False
+
+    def wake_cache(self) -> None:
+        """The second stage of `wake`: the KV pool. Raises EngineStateError before `wake_weights`."""
+        if self._asleep:
+            raise EngineStateError("the engine's weights are asleep: call wake_weights before wake_cache")
+        if self._cache_asleep:
+            self._call("hybrid_wake")
+        self._cache_asleep = False
 
     def publish(self, version: int) -> None:
         """Puts the parameters into service as weights `version`, once all ranks of the replica have written them."""
@@ -268,7 +289,7 @@ class SGLangProcessEngine:
         )
 
     def _require_weights(self, what: str) -> None:
-        if self._asleep:
+        if self._asleep or self._cache_asleep:
             raise EngineStateError(f"the engine is asleep: call wake, sync the weights and publish before {what}")
         if self._version is None:
             raise EngineStateError(f"no weights are in service: sync them and call publish before {what}")

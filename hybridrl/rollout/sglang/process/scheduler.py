@@ -72,6 +72,8 @@ class BesideScheduler(sg.Scheduler):
         """Gives the KV pool back."""
         self._flush()
         self._kv.free()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # else this process's allocator keeps it from the trainer's process
 
     def hybrid_wake(self) -> None:
         """Takes the KV pool again."""
