@@ -19,8 +19,8 @@ def memory_problems(config: Config, device: str | None, environment: Mapping[str
         return
     if rollout.sglang.hosting == "subprocess":
         yield (
-            f"{expandable}={environment[expandable]}: memory of expandable segments cannot be opened by another process, "
-            "which rollout.sglang.hosting=subprocess needs for its weights; unset it, or set hosting=in_process"
+            f"{expandable}={environment[expandable]}: memory of expandable segments cannot be opened by another "
+            "process, as rollout.sglang.hosting=subprocess needs for its weights; unset it, or set hosting=in_process"
         )
 
 
