@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hybridrl.models.spec import MoeSpec
+from hybridrl.rollout.route_recorder import RouteRecorder
 from hybridrl.rollout.slots import SlotCache
 
 # Measured on a CPU with 4 to 8 experts in fp32: as quick as `eager` or quicker, up to 100 times quicker than
@@ -25,24 +27,33 @@ class CausalModel:
     """The model of a Hugging Face folder, in evaluation mode, its parameters frozen.
 
     Built from `config.json` alone its parameters hold no values until a weight sync writes them; `load` reads them from
-    the folder's files. Building moves no global random state and leaves the default dtype as it is.
+    the folder's files. With `record_routes` an MoE model's `recorder` has what a pass chose. Building moves no global
+    random state and leaves the default dtype as it is.
 
     Raises ValueError for a model whose computation is not supported.
     """
 
     def __init__(
-        self, folder: Path | str, *, device: torch.device, dtype: torch.dtype, moe: bool, load: bool = False
+        self,
+        folder: Path | str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        moe: MoeSpec | None,
+        load: bool = False,
+        record_routes: bool = False,
     ) -> None:
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder)
         _refuse_unsupported(config, folder)
-        self.module = _build(folder, config, device, dtype, moe, load)
+        self.module = _build(folder, config, device, dtype, moe is not None, load)
         self.max_positions: int = config.max_position_embeddings
         self.vocab_size: int = config.vocab_size
         self._backbone = self.module.get_decoder()
         self._head = self.module.get_output_embeddings()
         names = inspect.signature(self._backbone.forward).parameters
+        self.recorder = RouteRecorder(self._backbone.layers, moe) if moe is not None and record_routes else None
         self._cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in transformers 5.2x
 
     def tensors(self) -> dict[str, Tensor]:

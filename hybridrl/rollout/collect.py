@@ -111,6 +111,11 @@ def _problems(request: Request, sample: Sample) -> list[str]:
     found += [f"{tokens} tokens came with {len(v)} {name}" for name, v in lengths.items() if len(v) != tokens]
     if tokens > max(request.params.max_new_tokens, 0):
         found.append(f"{tokens} tokens exceed max_new_tokens={request.params.max_new_tokens}")
+    if (routes := sample.routed_experts) is not None and len(routes) != len(request.prompt.token_ids) + tokens - 1:
+        found.append(
+            f"routed experts of {len(routes)} tokens came with {len(request.prompt.token_ids)} of the prompt and "
+            f"{tokens} of the response; expected all but the last"
+        )
     if sample.finish is Finish.STOP and (not tokens or sample.response_ids[-1] not in request.params.stop_token_ids):
         found.append(f"finished by {sample.finish} without a stop token at its end")
     return found
@@ -128,7 +133,8 @@ def share(
 
     `local` is what `generate_local` returned on this rank, judged or not. Where several ranks make up a replica, the
     samples, and so the rewards, of its lowest rank count. Every rank joins the same two collectives, also one without
-    samples. Prompts do not travel: every rank has the requests. Log-probs travel as fp32, rewards as fp64.
+    samples. Prompts do not travel: every rank has the requests. Log-probs travel as fp32, rewards as fp64, routed
+    experts as they are.
 
     Raises ValueError on every rank if a replica's samples are not those of its share, or a replica has no rank.
     """

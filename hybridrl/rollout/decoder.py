@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hybridrl.models.spec import MoeSpec
 from hybridrl.rollout import sampling
+from hybridrl.rollout.route_recorder import RouteRecorder
+from hybridrl.rollout.routes import pack
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.seeds import UniformStream
 from hybridrl.rollout.slots import SlotCache
@@ -35,6 +38,8 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    routes: list[Tensor] = field(default_factory=list)
+    """[tokens, layers, top-k] of the passes so far, on the model's device."""
 
     @property
     def stored(self) -> int:
@@ -53,7 +58,8 @@ class _Sequence:
 class Decoder:
     """One call's generation over `forward`; its cache is dropped with it.
 
-    `max_positions` bounds prompt and response together. Tokens from `vocab_limit` on are never sampled.
+    `max_positions` bounds prompt and response together. Tokens from `vocab_limit` on are never sampled. `recorder` is
+    told by `forward` which experts its tokens went to; samples carry them then.
     """
 
     def __init__(
@@ -64,12 +70,14 @@ class Decoder:
         max_batch_size: int,
         max_positions: int,
         vocab_limit: int | None = None,
+        recorder: RouteRecorder | None = None,
     ) -> None:
         self._forward = forward
         self._device = device
         self._slots = max_batch_size
         self._max_positions = max_positions
         self._vocab_limit = vocab_limit
+        self._recorder = recorder
         self._active: list[_Sequence] = []  # the sequence at index i is in slot i
         self._cache = SlotCache(max_batch_size)
 
@@ -87,7 +95,7 @@ class Decoder:
             else:
                 self._decode()
             self._retire()
-        return [_sample(s, version) for s in sequences]
+        return [_sample(s, version, None if self._recorder is None else self._recorder.moe) for s in sequences]
 
     def _sequence(self, order: int, request: Request) -> _Sequence:
         room = self._max_positions - len(request.prompt.token_ids)
@@ -116,6 +124,10 @@ class Decoder:
         logits = self._forward(padded, positions.expand_as(padded), mask, self._cache, last)
         admitted = list(candidates[: len(source)])
         self._active += admitted
+        if self._recorder is not None:
+            routes = self._recorder.take(len(prompts), width)
+            for sequence, row in zip(admitted, source, strict=True):
+                sequence.routes.append(routes[row, : len(sequence.request.prompt.token_ids)])
         self._sample(admitted, logits[torch.tensor(source, device=self._device)])
         return len(admitted)
 
@@ -127,6 +139,9 @@ class Decoder:
         tokens = torch.tensor([[s.tokens[-1]] for s in self._active], device=self._device)
         mask = (torch.arange(width, device=self._device) <= lengths[:, None])[:, None, None]
         logits = self._forward(tokens, lengths[:, None], mask, self._cache, torch.zeros_like(lengths))
+        if self._recorder is not None:
+            for sequence, route in zip(self._active, self._recorder.take(len(lengths), 1), strict=True):
+                sequence.routes.append(route)
         self._sample(self._active, logits)
 
     def _sample(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
@@ -170,8 +185,11 @@ def _place(sequence: _Sequence) -> tuple[int, tuple[int, ...], int]:
     return -len(token_ids), token_ids, sequence.order
 
 
-def _sample(sequence: _Sequence, version: int) -> Sample:
+def _sample(sequence: _Sequence, version: int, moe: MoeSpec | None) -> Sample:
     assert sequence.finish is not None
+    routes = None
+    if moe is not None and sequence.routes:
+        routes = pack([torch.cat(sequence.routes).cpu().numpy()], moe)
     return Sample(
         prompt=sequence.request.prompt,
         index=sequence.request.index,
@@ -179,4 +197,5 @@ def _sample(sequence: _Sequence, version: int) -> Sample:
         log_probs=sequence.log_probs,
         versions=[version] * len(sequence.tokens),
         finish=sequence.finish,
+        routed_experts=routes,
     )

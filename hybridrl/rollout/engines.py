@@ -32,6 +32,7 @@ def make_engine(
             device=device,
             dtype=getattr(torch, config.model.dtype),
             max_batch_size=config.rollout.max_batch_size,
+            routed_experts=config.rollout.routed_experts,
         )
     if config.rollout.engine == "sglang":
         from hybridrl.rollout.sglang.options import from_config

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridrl.rollout.routes import Routes
 
 
 class Finish(StrEnum):
@@ -72,9 +75,19 @@ class Sample:
     """Each judge's own score, by name."""
     failed: bool = False
     """A judge failed on it."""
-    routed_experts: Any = None
-    """int32 array [prompt + response - 1 tokens, layers, top-k] of the experts that each token was routed to, from an
-    engine that was asked for them; it stays on the rank that generated the sample."""
+    routed_experts: "Routes | None" = field(default=None, compare=False)
+    """Experts that each token was routed to, from an engine that was asked for them (`rollout.routed_experts`) and that
+    serves an MoE model; else None. int8 or int16 [prompt + response - 1 tokens, layers, top-k]:
+
+    - row i is of the pass that token i of prompt and response went through; its logits drew token i + 1. The prompt is
+      in it. The last token went through none, and has no row;
+    - every main layer is in it, in order, and holds `routes.NO_EXPERT` (-1) if it is dense;
+    - the k experts of a token are all different, in the engine's order: compare them as sets;
+    - ids are the model's own, whatever the engine's expert parallelism.
+
+    A token that was drawn before a pause for new weights keeps the row of the pass that drew its successor, as its
+    log-prob does. A prompt token's row is of the pass that computed its KV, perhaps for another sample of the prompt.
+    None, too, where nothing was drawn."""
 
     def __post_init__(self) -> None:
         if not self.mask:

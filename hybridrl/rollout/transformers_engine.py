@@ -30,7 +30,8 @@ class TransformersEngine:
       same objects; what they hold after `wake` is undefined until a sync;
     - `vocab_limit`: the tokenizer's length, where the checkpoint's vocabulary is padded beyond it: ids from there on
       are then never sampled, and have no mass in the log-probs. None keeps all of the checkpoint's rows, as a trainer
-      does that knows no tokenizer.
+      does that knows no tokenizer;
+    - `routed_experts`: samples of an MoE model carry the experts that their tokens were routed to.
 
     Raises ValueError for a model that the engine cannot compute, or where the layout and the module disagree.
     """
@@ -47,6 +48,7 @@ class TransformersEngine:
         load: bool = False,
         release_weights: bool = False,
         vocab_limit: int | None = None,
+        routed_experts: bool = False,
     ) -> None:
         if rank not in ranks:
             raise ValueError(f"rank {rank} is not among the engine's ranks {list(ranks)}")
@@ -56,7 +58,9 @@ class TransformersEngine:
         self.num_replicas = len(ranks)
         self._device = torch.device(device)
         spec = load_spec(folder)
-        self._model = CausalModel(folder, device=self._device, dtype=dtype, moe=spec.moe is not None, load=load)
+        self._model = CausalModel(
+            folder, device=self._device, dtype=dtype, moe=spec.moe, load=load, record_routes=routed_experts
+        )
         self._layout = TransformersLayout(weight_map(spec), ranks, dtype=_name(dtype))
         self._tensors = _by_layout(self._model.tensors(), self._layout, rank)
         self._max_batch_size = max_batch_size
@@ -124,6 +128,7 @@ class TransformersEngine:
             max_batch_size=self._max_batch_size,
             max_positions=self._model.max_positions,
             vocab_limit=self._vocab_limit,
+            recorder=self._model.recorder,
         )
         return decoder.run(requests, self._version)
 

@@ -1,7 +1,8 @@
 """Samples as bytes, for the exchange between ranks: flat arrays one after another, without prompts and without pickle.
 
-counts    int64 [3]            samples S, tokens T, bytes of the names
-rows      int64 [S, 6]         prompt id, index, tokens, finish, failed, whether there is a reward
+counts    int64 [6]            samples S, tokens T, bytes of the names, layers L, top-k K, bytes of an expert's id
+rows      int64 [S, 7]         prompt id, index, tokens, finish, failed, whether there is a reward, rows of routed
+                               experts (-1: none)
 rewards   float64 [S]
 scores    float64 [S, N]       each judge's score, by the names' order
 tokens    int32 [T]
@@ -9,6 +10,7 @@ versions  int64 [T]
 log-probs float32 [T]
 scored    uint8 [S, N]         whether a judge scored the sample
 mask      uint8 [T]
+routes    int8 or int16 [R, L, K]   routed experts, R rows in all
 names     uint8                the judges' names, a JSON list
 """
 
@@ -18,13 +20,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.rollout.routes import Routes
 from hybridrl.rollout.samples import Finish, Request, Sample
 
 _FINISH = list(Finish)
+_NO_ROUTES: Routes = np.empty((0, 0, 0), np.int8)
 
 
 def encode(samples: Sequence[Sample]) -> bytes:
-    """These samples as bytes. Raises ValueError if a sample's lists differ in length."""
+    """These samples as bytes.
+
+    Raises ValueError if a sample's lists differ in length, or the samples' routed experts in layers, top-k or dtype.
+    """
     for s in samples:
         lengths = (len(s.response_ids), len(s.log_probs), len(s.versions), len(s.mask))
         if len(set(lengths)) != 1:
@@ -34,11 +41,17 @@ def encode(samples: Sequence[Sample]) -> bytes:
     names = sorted({name for s in samples for name in s.rewards})
     text = json.dumps(names).encode()
     rows = [
-        (s.prompt.id, s.index, len(s.response_ids), _FINISH.index(s.finish), s.failed, s.reward is not None)
+        (
+            *(s.prompt.id, s.index, len(s.response_ids), _FINISH.index(s.finish), s.failed, s.reward is not None),
+            -1 if s.routed_experts is None else len(s.routed_experts),
+        )
         for s in samples
     ]
+    routes = _routes(samples)
+    _, layers, top_k = routes.shape
+    total = sum(row[2] for row in rows)
     arrays: list[NDArray[np.generic]] = [
-        np.array([len(samples), sum(row[2] for row in rows), len(text)], np.int64),
+        np.array([len(samples), total, len(text), layers, top_k, routes.itemsize], np.int64),
         np.array(rows, np.int64),
         np.array([0.0 if s.reward is None else s.reward for s in samples], np.float64),
         np.array([[s.rewards.get(name, 0.0) for name in names] for s in samples], np.float64),
@@ -47,8 +60,20 @@ def encode(samples: Sequence[Sample]) -> bytes:
         np.array([p for s in samples for p in s.log_probs], np.float32),
         np.array([[name in s.rewards for name in names] for s in samples], np.uint8),
         np.array([m for s in samples for m in s.mask], np.uint8),
+        routes,
     ]
     return b"".join(array.tobytes() for array in arrays) + text
+
+
+def _routes(samples: Sequence[Sample]) -> Routes:
+    found = [s.routed_experts for s in samples if s.routed_experts is not None]
+    kinds = {(array.shape[1:], array.dtype) for array in found}
+    if len(kinds) > 1 or any(array.ndim != 3 or array.dtype not in (np.int8, np.int16) for array in found):
+        raise ValueError(
+            f"routed experts came as {sorted(map(str, kinds))}; expected one (layers, top-k), int8 or int16, for all "
+            "samples"
+        )
+    return np.concatenate(found) if found else _NO_ROUTES
 
 
 class _Reader:
@@ -76,8 +101,8 @@ def decode(data: bytes, requests: Sequence[Request]) -> list[Sample]:
     Raises ValueError that says which samples came instead.
     """
     reader = _Reader(data)
-    count, total, text_bytes = (int(n) for n in reader.take(np.int64, 3))
-    rows = reader.take(np.int64, count, 6).tolist()
+    count, total, text_bytes, layers, top_k, id_bytes = (int(n) for n in reader.take(np.int64, 6))
+    rows = reader.take(np.int64, count, 7).tolist()
     came = [(row[0], row[1]) for row in rows]
     expected = [(r.prompt.id, r.index) for r in requests]
     if came != expected:
@@ -94,6 +119,10 @@ def decode(data: bytes, requests: Sequence[Request]) -> list[Sample]:
     log_probs = reader.take(np.float32, total).tolist()
     scored = reader.take(np.uint8, count, len(names)).tolist()
     mask = reader.take(np.uint8, total).astype(bool).tolist()
+    routed = [max(row[6], 0) for row in rows]
+    # a copy: what numpy reads from bytes cannot be written
+    routes = reader.take(np.int8 if id_bytes == 1 else np.int16, sum(routed), layers, top_k).copy()
+    by_sample = np.split(routes, np.cumsum(routed[:-1], dtype=np.int64))
     reader.take(np.uint8, text_bytes)
     reader.end()
     samples = []
@@ -112,6 +141,7 @@ def decode(data: bytes, requests: Sequence[Request]) -> list[Sample]:
                 failed=bool(row[4]),
                 reward=rewards[i] if row[5] else None,
                 rewards={n: v for n, v, has in zip(names, scores[i], scored[i], strict=True) if has},
+                routed_experts=by_sample[i] if row[6] >= 0 else None,
             )
         )
         start = stop

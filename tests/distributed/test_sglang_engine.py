@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from hybridrl.rollout.samples import Finish
 from tests.distributed.pool import WorkerPool
 from tests.models.tiny import FAMILY_NAMES
 from tests.rollout.sglang import support
@@ -149,7 +151,7 @@ def _routed() -> float:
             with torch.no_grad():
                 routers = model(ids[:, :-1], output_router_logits=True).router_logits
             expected = torch.stack([r.topk(spec.num_experts_per_tok).indices.sort(-1).values for r in routers], 1)
-            found = torch.tensor(sample.routed_experts).long().sort(-1).values
+            found = torch.from_numpy(sample.routed_experts).long().sort(-1).values
             assert found.shape == expected.shape, (found.shape, expected.shape)
             agreement.append((found == expected).float().mean())
     return float(torch.stack(agreement).mean())
@@ -158,3 +160,43 @@ def _routed() -> float:
 def test_routed_experts_are_those_of_the_router(pool: WorkerPool) -> None:
     support.folder("qwen3_moe")
     assert pool.run(_routed, world=2) == [1.0, 1.0]
+
+
+def _routes_like_the_embedded_engine(tight: dict[str, Any]) -> list[str]:
+    from hybridrl.rollout.transformers_engine import TransformersEngine
+
+    variant = "qwen3_moe"
+    requests = support.requests(6, n=2, temperature=1.0, max_new_tokens=30)
+    embedded = TransformersEngine(support.folder(variant), load=True, routed_experts=True)
+    embedded.publish(0)
+    expected = {(s.prompt.id, s.index): s for s in embedded.generate(requests)}
+    wrong = []
+    with support.opened(variant, routed_experts=True, max_running_requests=8, **tight) as engine:
+        for _ in range(2):  # the second time prompts come from the prefix cache
+            engine.submit(requests)
+            for _ in range(24):
+                engine.step()
+            engine.pause()
+            samples = engine.abort({(0, 0), (2, 1)})
+            engine.resume()
+            while engine.step():
+                pass
+            samples += engine.take()
+            assert {s.finish for s in samples} == {Finish.ABORT, Finish.LENGTH}
+            for sample in samples:
+                whole, found = expected[sample.prompt.id, sample.index], sample.routed_experts
+                tokens = len(sample.prompt.token_ids) + len(sample.response_ids) - 1
+                if whole.response_ids[: len(sample.response_ids)] != sample.response_ids:
+                    wrong.append(f"{sample.prompt.id}, {sample.index}: tokens")
+                elif not np.array_equal(np.sort(whole.routed_experts[:tokens]), np.sort(found)):
+                    wrong.append(f"{sample.prompt.id}, {sample.index}: routes")
+    return wrong
+
+
+SCARCE = {"kv_tokens": 200, "server_args": {"schedule_conservativeness": 0.01, "chunked_prefill_size": 16}}
+
+
+@pytest.mark.parametrize("tight", [{"kv_tokens": 2048}, SCARCE], ids=["room", "want of memory"])
+def test_routes_are_complete_after_pauses_aborts_and_retractions(pool: WorkerPool, tight: dict[str, Any]) -> None:
+    support.folder("qwen3_moe")
+    assert pool.run(_routes_like_the_embedded_engine, world=1, tight=tight) == [[]]

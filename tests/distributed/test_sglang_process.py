@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.samples import Finish
+from hybridrl.rollout.samples import Finish, Sample
 from tests.distributed.pool import WorkerPool
 from tests.models.tiny import FOLDER_VARIABLE
 from tests.rollout.sglang import support
@@ -31,7 +32,7 @@ def _whole_life(tp: int, ep: int) -> None:
     from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
 
     requests = support.requests(6, n=2, temperature=0.7)
-    with support.opened(VARIANT, tp=tp, ep=ep) as inside:
+    with support.opened(VARIANT, tp=tp, ep=ep, routed_experts=True) as inside:
         expected = inside.generate(requests)
         weights = {name: tensor.clone() for name, tensor in inside.parameters().items()}
     shared = _shared_files()
@@ -48,13 +49,20 @@ def _whole_life(tp: int, ep: int) -> None:
         for a, b in zip(found, expected, strict=True):
             assert torch.allclose(torch.tensor(a.log_probs), torch.tensor(b.log_probs), atol=1e-6)
             assert (a.versions, a.finish) == ([3] * 16, Finish.LENGTH)
-            assert a.routed_experts.shape == (len(a.prompt.token_ids) + 15, 4, 2)
+            assert np.array_equal(a.routed_experts, b.routed_experts)
         _sleeps(engine, requests, support.tokens(expected))
         _changes_weights(engine)
         _aborts(engine)
     finally:
         engine.close()
     assert not [c for c in psutil.Process().children(recursive=True) if "sglang" in c.name()]
+
+
+def _has_routes(sample: Sample) -> None:
+    tokens = len(sample.prompt.token_ids) + len(sample.response_ids) - 1
+    if sample.response_ids:
+        assert sample.routed_experts is not None
+        assert sample.routed_experts.shape == (tokens, 4, 2)
 
 
 def _sleeps(engine: Any, requests: list[Any], expected: list[list[int]]) -> None:
@@ -90,6 +98,7 @@ def _changes_weights(engine: Any) -> None:
     for sample in engine.take():
         assert len(sample.response_ids) == min(80, support.MAX_POSITIONS - len(sample.prompt.token_ids))
         assert sample.versions == sorted(sample.versions)
+        _has_routes(sample)
         rows = {version: support.logits(model, sample).argmax(-1).tolist() for version, model in models.items()}
         assert sample.response_ids == [rows[version][i] for i, version in enumerate(sample.versions)]
     support.write(engine, support.checkpoint(VARIANT))
@@ -110,6 +119,7 @@ def _aborts(engine: Any) -> None:
     for sample, tokens in zip(samples, whole, strict=True):
         assert sample.response_ids == tokens[: len(sample.response_ids)]
         assert set(sample.versions) <= {6}
+        _has_routes(sample)
     assert support.tokens(engine.generate(requests)) == whole
 
 

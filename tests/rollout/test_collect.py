@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridrl.config.schema import RolloutConfig
@@ -125,6 +126,38 @@ def test_everything_on_a_sample_survives_the_exchange() -> None:
     ]
     assert share(samples, requests) == samples
     assert wire.decode(wire.encode([]), []) == []
+
+
+def routes(rows: int, layers: int = 3, dtype: type = np.int8) -> Any:
+    return np.arange(rows * layers * 2, dtype=dtype).reshape(rows, layers, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16])
+def test_routed_experts_survive_the_exchange_beside_samples_without(dtype: type) -> None:
+    requests = make(2)
+    sent = [routes(5, dtype=dtype), None, routes(0, dtype=dtype), -routes(2, dtype=dtype)]
+    samples = [answer(r, routed_experts=array, rewards={"a": 1.0}) for r, array in zip(requests, sent, strict=True)]
+    shared = [s.routed_experts for s in share(samples, requests)]
+    assert shared[1] is None
+    for array, expected in zip(shared, sent, strict=True):
+        if array is not None:
+            assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+            assert (array == expected).all()
+            array[...] = 0  # it is the receiver's own
+
+
+def test_routed_experts_that_are_not_of_one_model_are_not_sent() -> None:
+    requests = make(1)
+    for other in (routes(2, layers=4), routes(2, dtype=np.int16), routes(2, dtype=np.int64)):
+        with pytest.raises(ValueError, match="routed experts came as"):
+            wire.encode([answer(requests[0], routed_experts=routes(2)), answer(requests[1], routed_experts=other)])
+
+
+def test_routed_experts_of_other_tokens_are_refused() -> None:
+    (request,) = make(1, n=1)
+    check_samples([request], [answer(request, routed_experts=routes(5))])
+    with pytest.raises(ValueError, match="routed experts of 6 tokens came with 3 of the prompt and 3 of the response"):
+        check_samples([request], [answer(request, routed_experts=routes(6))])
 
 
 def test_broken_bytes_are_refused() -> None:

@@ -14,8 +14,6 @@ class SGLangConfig:
     """Sequences that a replica decodes together."""
     kv_tokens: int | None = None
     """Tokens of a replica's KV cache; None: what `max_running_requests` of the longest requests need."""
-    routed_experts: bool = False
-    """Return the experts that each token was routed to."""
     server_args: dict[str, Any] = field(default_factory=dict)
     """Further fields of SGLang's ServerArgs, by its own names."""
 
@@ -44,4 +42,6 @@ class RolloutConfig:
     """Sequences that the embedded engine decodes together."""
     stop_token_ids: list[int] = field(default_factory=list)
     """Further ids that end a response, beside the model's EOS ids."""
+    routed_experts: bool = False
+    """Have the engine return the experts that each token of an MoE model was routed to."""
     sglang: SGLangConfig = field(default_factory=SGLangConfig)

@@ -12,6 +12,8 @@ def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator
         return
     yield from _sizes(config, world)
     yield from _sampling(config)
+    if config.rollout.routed_experts and spec is not None and spec.moe is None:
+        yield "rollout.routed_experts=true, but the model has no experts; set rollout.routed_experts=false"
     if config.rollout.engine == "sglang":
         yield from _cache(config)
         if spec is not None:

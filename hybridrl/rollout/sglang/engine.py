@@ -225,7 +225,7 @@ class SGLangEngine:
             self._done[rid] = trace
         rest = {rid: trace for rid, trace in traces.items() if rid not in empty}
         self._live |= rest
-        self._scheduler.admit(list(rest.items()), self._options.routed_experts)
+        self._scheduler.admit(list(rest.items()))
 
     def step(self) -> int:
         """Runs one batch; the number of requests still in flight. Raises as `generate` does."""
@@ -246,7 +246,7 @@ class SGLangEngine:
     def take(self) -> list[Sample]:
         """Samples that ended since the last call, in the order in which they were submitted."""
         done, self._done = self._done, {}
-        return [done[rid].sample() for rid in sorted(done)]
+        return [done[rid].sample(self._layout.weights.spec.moe) for rid in sorted(done)]
 
     def pause(self, mode: str = "retract") -> None:
         """Stops between steps and takes every request off its KV; they are computed anew after `resume`.
@@ -274,7 +274,7 @@ class SGLangEngine:
         """Ends requests at once, with the tokens they have; their samples, finished by `ABORT`.
 
         `which` holds (prompt id, index) of those to end; None ends all. The others are retracted and go on with the
-        next step. Routed experts are not returned for an aborted request.
+        next step.
         """
         ended = {
             rid: trace
@@ -289,7 +289,7 @@ class SGLangEngine:
             del self._live[rid]
         if ended and not self._paused:
             self._scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
-        return [trace.sample() for trace in ended.values()]
+        return [trace.sample(self._layout.weights.spec.moe) for trace in ended.values()]
 
     def flush(self) -> None:
         """Forgets the KV of all prefixes. Raises EngineStateError with requests in flight, unless they are paused."""
@@ -335,8 +335,6 @@ class SGLangEngine:
                 f"{req.finished_reason}"
             )
         if trace.finish is not None:
-            if self._options.routed_experts:
-                trace.routed_experts = req.routed_experts.numpy()
             self._done[req.rid] = self._live.pop(req.rid)
 
     def _require_weights(self, what: str) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
 from hybridrl.rollout.sglang.replaced import replaced
 from hybridrl.rollout.sglang.sampler import SeededSampler
@@ -36,6 +37,8 @@ class _Nowhere:
 class HostedScheduler(sg.Scheduler):
     """A Scheduler without channels, that runs when `step` is called."""
 
+    records_routes = False
+    """Whether traces are told the experts that their tokens were routed to."""
     running_batch: Any
     last_batch: Any
 
@@ -59,6 +62,7 @@ class HostedScheduler(sg.Scheduler):
         self.model_runner.sampler = SeededSampler()
         if self.device == "cpu":
             self.schedule_stream.synchronize = lambda: None
+        self.records_routes = sg.get_global_experts_capturer() is not None
         self._war_barrier_enabled = False  # orders overlapped steps, of which there are none
         self.enable_continuous_input_polling = False
         self.enable_skip_finishing_decode = False
@@ -83,6 +87,10 @@ class HostedScheduler(sg.Scheduler):
                 rows = list(batch.reqs)
                 self.model_runner.sampler.rows = [traces[req.rid] for req in rows]
                 result = self.run_batch(batch)
+                if self.records_routes:
+                    held = [traces[req.rid].routed_tokens for req in rows]
+                    for req, part in zip(rows, new_rows(self, rows, held), strict=True):
+                        traces[req.rid].add_routes(part)
                 log_probs = self.model_runner.sampler.take_log_probs()
                 self.process_batch_result(batch, result)
             else:
@@ -97,9 +105,9 @@ class HostedScheduler(sg.Scheduler):
         if not self.is_fully_idle():
             raise RuntimeError("SGLang is not idle after its last request ended")
 
-    def admit(self, requests: Sequence[tuple[str, Trace]], routed_experts: bool) -> None:
+    def admit(self, requests: Sequence[tuple[str, Trace]]) -> None:
         """Queues requests under their ids, alike on all ranks of a replica. Raises ValueError if SGLang refuses one."""
-        self.process_input_requests([_tokenized(rid, trace, routed_experts) for rid, trace in requests])
+        self.process_input_requests([_tokenized(rid, trace) for rid, trace in requests])
         admitted = {req.rid: req for req in self.waiting_queue}
         for rid, trace in requests:
             req = admitted.get(rid)
@@ -113,7 +121,7 @@ class HostedScheduler(sg.Scheduler):
                 )
 
 
-def _tokenized(rid: str, trace: Trace, routed_experts: bool) -> Any:
+def _tokenized(rid: str, trace: Trace) -> Any:
     params = sg.SamplingParams(
         max_new_tokens=trace.max_new_tokens,
         stop_token_ids=set(trace.request.params.stop_token_ids) or None,
@@ -134,7 +142,6 @@ def _tokenized(rid: str, trace: Trace, routed_experts: bool) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
-        return_routed_experts=routed_experts,
     )
 
 

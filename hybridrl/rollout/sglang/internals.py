@@ -35,13 +35,14 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor import model_runner as model_runner_module
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
-from sglang.srt.state_capturer.routed_experts import destroy_global_experts_capturer
+from sglang.srt.state_capturer.routed_experts import destroy_global_experts_capturer, get_global_experts_capturer
 from sglang.srt.utils import DynamicGradMode
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "Scheduler",
+    "SchedulerBatchResultProcessor",
     "SchedulerIpcChannels",
     "ServerArgs",
     "SpawnRanks",
@@ -68,6 +70,7 @@ __all__ = [
     "destroy_global_experts_capturer",
     "digest",
     "engine_class",
+    "get_global_experts_capturer",
     "get_parallel",
     "missing",
     "model_runner_module",
@@ -112,6 +115,7 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
             "_tag_groups_for_flashinfer_allreduce_only",
         ),
     ),
+    (SchedulerBatchResultProcessor, ("_maybe_collect_routed_experts",)),
     (scheduler_module, ("create_scheduler_watchdog",)),
     (tp_worker_module, ("broadcast_pyobj",)),
     (native_moe_module, ("moe_forward_native",)),

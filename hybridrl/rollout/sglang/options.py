@@ -21,7 +21,7 @@ OWN_ARGS: Mapping[str, str] = {
     "ep_size": "rollout.ep",
     "max_running_requests": "rollout.sglang.max_running_requests",
     "max_total_tokens": "rollout.sglang.kv_tokens",
-    "enable_return_routed_experts": "rollout.sglang.routed_experts",
+    "enable_return_routed_experts": "rollout.routed_experts",
     "context_length": "the model's own context",
     "load_format": "the weight sync",
     "weight_version": "the weight sync",
@@ -170,7 +170,7 @@ def from_config(config: Config, folder: Path, spec: ModelSpec, device: str) -> E
         tp=rollout.tp,
         ep=rollout.ep,
         max_running_requests=rollout.sglang.max_running_requests,
-        routed_experts=rollout.sglang.routed_experts,
+        routed_experts=rollout.routed_experts,
         server_args=rollout.sglang.server_args,
     )
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridrl.models.spec import MoeSpec
+from hybridrl.rollout.routes import pack
 from hybridrl.rollout.samples import Finish, Request, Sample, SamplingParams
 from hybridrl.rollout.seeds import UniformStream
 
@@ -28,7 +30,10 @@ class Trace:
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the prefix cache when the request was first admitted."""
     retractions: int = 0
-    routed_experts: NDArray[np.int32] | None = None
+    routes: list[NDArray[np.integer]] = field(default_factory=list)
+    """[tokens, layers, top-k] of the passes so far, of an engine that records them."""
+    routed_tokens: int = 0
+    """Rows in `routes`."""
 
     def __post_init__(self) -> None:
         self._uniforms = UniformStream(self.request.seed)
@@ -53,8 +58,14 @@ class Trace:
         elif len(self.tokens) >= self.max_new_tokens:
             self.finish = Finish.LENGTH
 
-    def sample(self) -> Sample:
-        """The sample, of a request that has ended. Raises ValueError otherwise."""
+    def add_routes(self, rows: NDArray[np.integer]) -> None:
+        """Takes the experts of further tokens, [tokens, layers, top-k]."""
+        if len(rows):
+            self.routes.append(rows)
+            self.routed_tokens += len(rows)
+
+    def sample(self, moe: MoeSpec | None = None) -> Sample:
+        """The sample, of a request that has ended. `moe` is the model's. Raises ValueError otherwise."""
         if self.finish is None:
             raise ValueError(f"prompt {self.request.prompt.id}, sample {self.request.index} has not ended")
         return Sample(
@@ -64,7 +75,7 @@ class Trace:
             log_probs=self.log_probs,
             versions=self.versions,
             finish=self.finish,
-            routed_experts=self.routed_experts,
+            routed_experts=pack(self.routes, moe) if moe is not None and self.routes else None,
         )
 
 

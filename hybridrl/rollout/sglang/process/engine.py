@@ -21,6 +21,7 @@ from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.reshard.layout import Layout
 from hybridrl.rollout import sampling
 from hybridrl.rollout.engine import EngineStateError
+from hybridrl.rollout.routes import pack
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.sglang.checks import check_parameters, layout_of
 from hybridrl.rollout.sglang.options import EngineOptions, kv_token_bytes, subprocess_args
@@ -274,10 +275,10 @@ class SGLangProcessEngine:
                 f"prompt {request.prompt.id}, sample {request.index}: SGLang ended it by "
                 f"{outcome.finish or 'nothing'!r}: {outcome.message}"
             )
-        routed, spec = None, self._layout.weights.spec
-        if outcome.routed_experts is not None and spec.moe is not None:
-            routed = np.frombuffer(base64.b64decode(outcome.routed_experts), np.int32)
-            routed = routed.reshape(-1, spec.num_layers, spec.moe.top_k)
+        routed, moe = None, self._layout.weights.spec.moe
+        if outcome.routed_experts is not None and moe is not None:
+            ids = np.frombuffer(base64.b64decode(outcome.routed_experts), np.int32)
+            routed = pack([ids.reshape(-1, len(moe.layers), moe.top_k)], moe)
         return Sample(
             prompt=request.prompt,
             index=request.index,

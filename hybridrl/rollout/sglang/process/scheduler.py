@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hybridrl.rollout.samples import SamplingParams
 from hybridrl.rollout.seeds import UniformStream
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
 from hybridrl.rollout.sglang.kv import KvMemory
 from hybridrl.rollout.sglang.process.shared import share
@@ -50,7 +52,14 @@ class BesideScheduler(sg.Scheduler):
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.tp_worker.model_runner.sampler.rows = [_row(req) for req in batch.reqs]
-        return super().run_batch(batch, *args, **kwargs)
+        result = super().run_batch(batch, *args, **kwargs)
+        if sg.get_global_experts_capturer() is not None:
+            held = [getattr(req, "hybridrl_routes", []) for req in batch.reqs]
+            for req, parts, part in zip(
+                batch.reqs, held, new_rows(self, batch.reqs, [sum(map(len, parts)) for parts in held]), strict=True
+            ):
+                req.hybridrl_routes = [*parts, part] if len(part) else parts
+        return result
 
     def abort_request(self, recv_req: Any) -> None:
         """As SGLang's own, but a queued request that has tokens (it was retracted) returns them."""
@@ -58,6 +67,7 @@ class BesideScheduler(sg.Scheduler):
         for req in self.waiting_queue:
             if len(req.output_ids) and (recv_req.abort_all or req.rid.startswith(recv_req.rid)):
                 req.finished_reason = sg.FINISH_ABORT()
+                _give_routes(req)
                 self.output_streamer.stream_output([req], req.return_logprob)
             else:
                 kept.append(req)
@@ -103,6 +113,12 @@ class BesideScheduler(sg.Scheduler):
             raise RuntimeError(BUSY)
 
 
+def _give_routes(req: Any) -> None:
+    """All rows as they were computed, in the place of what the KV's places hold when the request ends."""
+    if parts := getattr(req, "hybridrl_routes", []):
+        req.routed_experts = torch.from_numpy(np.concatenate(parts))
+
+
 def _row(req: Any) -> _Row:
     sp = req.sampling_params
     if not hasattr(req, "hybridrl_uniforms"):
@@ -119,4 +135,6 @@ def run_scheduler(*args: Any, vocab_limit: int | None = None, **kwargs: Any) -> 
         if sg.ON_CPU:
             stack.enter_context(laid_out_as_on_a_gpu())
         stack.enter_context(replaced(sg.scheduler_module, Scheduler=BesideScheduler))
+        collect = {"_maybe_collect_routed_experts": lambda _, req: _give_routes(req)}
+        stack.enter_context(replaced(sg.SchedulerBatchResultProcessor, **collect))
         sg.scheduler_module.run_scheduler_process(*args, **kwargs)
