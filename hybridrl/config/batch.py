@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hybridrl.config.kinds import samples_per_row
 from hybridrl.config.schema import Config
 
 
@@ -74,7 +75,7 @@ class BatchArithmetic:
 
 
 def batch_arithmetic(config: Config, world: int) -> BatchArithmetic:
-    """The numbers of a step on `world` ranks; a supervised step counts one sample an example.
+    """The numbers of a step on `world` ranks; a supervised step has one sample an example, two a pair.
 
     Raises ValueError where a size is below 1 or TP·CP·PP is more than the world.
     """
@@ -87,7 +88,7 @@ def batch_arithmetic(config: Config, world: int) -> BatchArithmetic:
         raise ValueError(f"no batch arithmetic for n={config.rollout.n}, {sizes}")
     return BatchArithmetic(
         prompts=trainer.prompts_per_step,
-        n=1 if config.algorithm.name == "sft" else config.rollout.n,
+        n=samples_per_row(config),
         mini_batch_prompts=mini,
         dp=world // model_ranks,
     )

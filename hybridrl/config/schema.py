@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from hybridrl.config.sections.algorithm import AlgorithmConfig, KlConfig
 from hybridrl.config.sections.checkpoint import CheckpointConfig
+from hybridrl.config.sections.critic import CriticConfig, CriticParallelConfig
 from hybridrl.config.sections.data import DataConfig
 from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.config.sections.model import ModelConfig, ParallelConfig
 from hybridrl.config.sections.optimizer import OptimizerConfig, WarmStartConfig
+from hybridrl.config.sections.preference import PreferenceConfig, TeacherConfig
 from hybridrl.config.sections.reshard import ReshardConfig
 from hybridrl.config.sections.rewards import JudgeConfig, RewardsConfig
 from hybridrl.config.sections.rollout import RolloutConfig, SGLangConfig
@@ -21,6 +23,8 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "Config",
+    "CriticConfig",
+    "CriticParallelConfig",
     "DataConfig",
     "JudgeConfig",
     "KlConfig",
@@ -28,10 +32,12 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "PreferenceConfig",
     "ReshardConfig",
     "RewardsConfig",
     "RolloutConfig",
     "SGLangConfig",
+    "TeacherConfig",
     "TrainerConfig",
     "WarmStartConfig",
 ]
@@ -49,6 +55,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridrl.config.batch import batch_arithmetic
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.models.families import weight_map
 from hybridrl.models.spec import ModelSpec
@@ -41,7 +42,7 @@ class RunConsole:
 
     def introduce(self, config: Config, spec: ModelSpec, *, device: str, rows: int, dropped: int) -> None:
         """Says what will run: model, ranks, data and the arithmetic of a step."""
-        parallel, trainer, supervised = config.parallel, config.trainer, config.algorithm.name == "sft"
+        parallel, trainer, supervised = config.parallel, config.trainer, is_supervised(config)
         world = trainer.nodes * trainer.ranks_per_node
         batch = batch_arithmetic(config, world)
         sizes = " · ".join(f"{name.upper()} {getattr(parallel, name)}" for name in ("tp", "cp", "pp", "ep", "etp"))

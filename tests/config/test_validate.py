@@ -298,9 +298,13 @@ def numbers_and_names(kind: type[Any], prefix: str = "") -> tuple[set[str], set[
     return numbers, names
 
 
+EXAMPLE_KEYS = {"data.chosen_key", "data.rejected_key", "data.completion_key", "data.label_key"}
+
+
 def test_every_number_has_a_bound_and_every_name_its_choices() -> None:
     numbers, names = numbers_and_names(Config)
     free = {"model.path", "data.prompt_key", "data.answer_key", "trainer.output_dir", "trainer.name", "trainer.resume"}
+    free |= EXAMPLE_KEYS
     registered = {"algorithm.advantage", "algorithm.policy_loss"}
     assert numbers == set(BOUNDS)
     assert names - free - registered == set(CHOICES)

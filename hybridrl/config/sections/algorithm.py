@@ -19,9 +19,10 @@ class AlgorithmConfig:
     """How samples become a loss."""
 
     name: str = "grpo"
-    """`grpo` or `sft`."""
+    """What is learnt from: the policy's own samples by `grpo` (advantages without a critic), `ppo` (with one) or
+    `distill` (a teacher's log-probs); data alone by `sft`, `preference` or `reward_model`."""
     advantage: str = "grpo"
-    """A registered advantage estimator."""
+    """A registered advantage estimator; `gae` for `ppo`, `reverse_kl` for `distill`."""
     normalize: str = "sample_std"
     """Of a group's advantages: `sample_std`, `population_std` or `none`."""
     policy_loss: str = "ppo_clip"

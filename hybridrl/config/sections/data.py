@@ -18,6 +18,14 @@ class DataConfig:
     """Field with the prompt: text, or a list of chat messages."""
     answer_key: str = "answer"
     """Field with the reference answer; every other field reaches the judges as metadata."""
+    chosen_key: str = "chosen"
+    rejected_key: str = "rejected"
+    """Fields with the two responses of a pair."""
+    margin_key: str | None = None
+    """Field with how much better the chosen response is, for `reward_model`; null: 0 for every pair."""
+    completion_key: str = "completion"
+    label_key: str = "label"
+    """Fields with the response that `kto` learns from, and whether it is good (true or false)."""
     system_prompt: str | None = None
     chat_template: bool = True
     """Render prompts by the tokenizer's chat template; False tokenises the text as it is."""

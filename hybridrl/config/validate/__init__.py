@@ -13,6 +13,7 @@ from hybridrl.config.validate.inputs import input_problems
 from hybridrl.config.validate.learning import learning_problems
 from hybridrl.config.validate.memory import memory_problems
 from hybridrl.config.validate.model import Model, model_problems
+from hybridrl.config.validate.objectives import objective_problems
 from hybridrl.config.validate.ranks import rank_problems
 from hybridrl.config.validate.rollout import rollout_problems
 
@@ -43,6 +44,7 @@ def validate(
         rank_problems(sane, world, local_world, device, spec),
         batch_problems(sane, stated),
         rollout_problems(sane, stated, spec),
+        objective_problems(sane, stated),
         learning_problems(sane),
         memory_problems(sane, device),
         model_problems(sane, spec) if spec is not None else (),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from hybridrl.config.batch import BatchArithmetic, batch_arithmetic
+from hybridrl.config.kinds import learns_from_pairs
 from hybridrl.config.schema import Config
 
 
@@ -34,6 +35,8 @@ def _micro_batches(config: Config, batch: BatchArithmetic) -> Iterator[str]:
     micro, parallel = config.trainer.micro_batch_size, config.parallel
     if micro is None:
         return
+    if micro < 2 and learns_from_pairs(config):
+        yield f"trainer.micro_batch_size={micro} cannot hold the two sequences of a pair; set 2 or more"
     if micro > batch.samples_per_rank:
         yield (
             f"trainer.micro_batch_size={micro} is more than the {batch.samples_per_rank} samples that a rank has in "
@@ -49,13 +52,15 @@ def _micro_batches(config: Config, batch: BatchArithmetic) -> Iterator[str]:
 def _tokens(config: Config) -> Iterator[str]:
     rollout, trainer, parallel = config.rollout, config.trainer, config.parallel
     longest = rollout.max_prompt_length + rollout.max_response_length
+    together = 2 if learns_from_pairs(config) else 1  # a pair's two sequences share a micro-batch
     # Sequence parallelism cuts a row into TP parts, context parallelism into two a rank.
     multiple = parallel.tp * (2 * parallel.cp if parallel.cp > 1 else 1)
     padded = ceil(longest / multiple) * multiple
     budget = trainer.max_tokens_per_micro_batch * parallel.cp
-    if padded > budget:
+    what = "a pair" if together > 1 else "one sample"
+    if together * padded > budget:
         yield (
             f"trainer.max_tokens_per_micro_batch={trainer.max_tokens_per_micro_batch} · parallel.cp={parallel.cp} = "
-            f"{budget} tokens cannot hold one sample of rollout.max_prompt_length={rollout.max_prompt_length} + "
+            f"{budget} tokens cannot hold {what} of rollout.max_prompt_length={rollout.max_prompt_length} + "
             f"rollout.max_response_length={rollout.max_response_length} = {longest} (padded to {padded})"
         )

@@ -7,13 +7,14 @@ from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.config.strict import MANDATORY
 
 BUILTIN = "builtin:"
 BUILTIN_MODELS = ("tiny_moe",)
-BUILTIN_DATA = ("tiny_sums",)
-JUDGES = ("exact", "numeric", "math", "reasoning_gym")
+BUILTIN_DATA = ("tiny_sums", "tiny_pairs", "tiny_verdicts")
+JUDGES = ("reward_model", "exact", "numeric", "math", "reasoning_gym")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -29,7 +30,7 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
         if config.model.tokenizer not in (None, config.model.path):
             yield from _tokenizer(str(config.model.tokenizer))
         yield from _data_files(config)
-        if config.rollout.engine == "sglang" and config.algorithm.name != "sft" and find_spec("sglang") is None:
+        if config.rollout.engine == "sglang" and not is_supervised(config) and find_spec("sglang") is None:
             yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
 
 

@@ -2,20 +2,23 @@
 
 from collections.abc import Iterator
 
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 
 
 def learning_problems(config: Config) -> Iterator[str]:
     """Mistakes in `algorithm`, `rewards`, `optimizer` and `warm_start`."""
-    yield from _supervised(config) if config.algorithm.name == "sft" else _reinforced(config)
+    yield from _supervised(config) if is_supervised(config) else _reinforced(config)
     yield from _optimizer(config)
 
 
 def _supervised(config: Config) -> Iterator[str]:
+    name = config.algorithm.name
     if config.algorithm.kl.where != "none":
-        yield f"algorithm.kl.where={config.algorithm.kl.where} with algorithm.name=sft: there is no policy to hold back"
+        where = config.algorithm.kl.where
+        yield f"algorithm.kl.where={where} with algorithm.name={name}: there is no policy to hold back"
     if config.warm_start.steps:
-        yield f"warm_start.steps={config.warm_start.steps} with algorithm.name=sft: the whole run is supervised"
+        yield f"warm_start.steps={config.warm_start.steps} with algorithm.name={name}: the whole run is supervised"
 
 
 def _reinforced(config: Config) -> Iterator[str]:
@@ -30,9 +33,9 @@ def _reinforced(config: Config) -> Iterator[str]:
             f"algorithm.kl.coef=0 with algorithm.kl.where={algorithm.kl.where}: a reference model would be held for "
             "nothing; set a coefficient over 0, or algorithm.kl.where=none"
         )
-    if not rewards.judges:
+    if not rewards.judges and algorithm.name != "distill":
         yield "rewards.judges is empty: without a judge every reward is 0; name one, as rewards.judges=[{name: exact}]"
-    elif all(judge.weight == 0 for judge in rewards.judges):
+    elif rewards.judges and all(judge.weight == 0 for judge in rewards.judges):
         yield "rewards.judges: every weight is 0, so every reward is 0"
     if rewards.batch_timeout_s < rewards.timeout_s:
         yield (

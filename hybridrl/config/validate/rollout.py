@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.model import Model, head_problems
 
 
 def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator[str]:
     """Mistakes in `rollout`; none for supervised training, which generates nothing."""
-    if config.algorithm.name == "sft":
+    if is_supervised(config):
         return
     yield from _sizes(config, world)
     yield from _sampling(config)
