@@ -1,7 +1,8 @@
 """Named functions that a recipe chooses from."""
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from inspect import signature
+from typing import Any, Generic, TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -35,3 +36,16 @@ class Registry(Generic[F]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._functions)
+
+    def wants(self, name: str) -> frozenset[str]:
+        """Names of the function's parameters."""
+        return frozenset(signature(self[name]).parameters)
+
+    def call(self, name: str, **known: Any) -> Any:
+        """Calls the function with those of `known` that it has parameters for.
+
+        So functions of one kind may look at different things, and each says in its signature at which. Raises TypeError
+        where a parameter without a default is not among `known`.
+        """
+        wanted = self.wants(name)
+        return self[name](**{key: value for key, value in known.items() if key in wanted})
