@@ -25,6 +25,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     """The model that the configuration describes; UnsupportedModelError lists what cannot be honoured."""
     settings = Settings(config, ("deepseek_v3",))
     settings.only("attention_bias", False, default=False)
+    settings.only("rope_interleave", True, default=True)
     mla = MlaSpec(
         q_lora_rank=settings.integer("q_lora_rank") if settings.get("q_lora_rank") is not None else None,
         kv_lora_rank=settings.integer("kv_lora_rank"),
@@ -34,7 +35,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     )
     common = settings.common(default_kv_heads=128)
     common["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    moe = read_moe(settings, common["num_layers"])
+    moe = read_moe(settings, common["num_layers"], groups=8, topk_groups=4, dense=3, scale=2.5)
     mtp_layers = settings.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, least=0)
     settings.finish()
     return ModelSpec(**common, moe=moe, mla=mla, mtp_layers=mtp_layers, dtypes={Role.ROUTER_BIAS: "float32"})

@@ -16,8 +16,8 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     """The model that the configuration describes; UnsupportedModelError lists what cannot be honoured."""
     settings = Settings(config, ("glm4_moe",))
     bias, qk_norm = settings.flag("attention_bias", False), settings.flag("use_qk_norm", False)
-    common = settings.common(default_kv_heads=8)
-    moe = read_moe(settings, common["num_layers"])
+    common = settings.common(default_kv_heads=8, partial_rotary=0.5, norm_eps=1e-5)
+    moe = read_moe(settings, common["num_layers"], groups=1, topk_groups=1, dense=1, scale=1.0)
     mtp_layers = settings.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, least=0)
     settings.finish()
     return ModelSpec(

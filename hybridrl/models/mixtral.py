@@ -22,8 +22,7 @@ def parse(config: Mapping[str, Any]) -> ModelSpec:
     settings = Settings(config, ("mixtral",))
     settings.only("sliding_window", None, default=None)
     settings.only("router_jitter_noise", 0, 0.0, default=0.0)
-    common = settings.common(default_kv_heads=8, rope_theta=1e6)
-    common["norm_eps"] = settings.number("rms_norm_eps", 1e-5)
+    common = settings.common(default_kv_heads=8, rope_theta=1e6, norm_eps=1e-5)
     experts = settings.integer("num_local_experts", "num_experts", default=8)
     top_k = settings.integer("num_experts_per_tok", default=2)
     if top_k > experts:

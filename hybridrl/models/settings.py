@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ROPE_KEYS = {
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""What a scaling cannot do without."""
 
 
 class UnsupportedModelError(ValueError):
@@ -93,7 +97,9 @@ class Settings:
             self.note("dtype", value, "'float32', 'bfloat16' or 'float16'")
         return value
 
-    def rope(self, default_theta: float = 10000.0) -> tuple[float, dict[str, Any] | None, float]:
+    def rope(
+        self, default_theta: float = 10000.0, default_partial: float = 1.0
+    ) -> tuple[float, dict[str, Any] | None, float]:
         """Rotary base, scaling and the rotated part of a head.
 
         Reads `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling` and `partial_rotary_factor` (before).
@@ -109,16 +115,16 @@ class Settings:
         old = parameters.pop("type", "default")
         kind = parameters.pop("rope_type", old)
         theta = parameters.pop("rope_theta", self.get("rope_theta", default_theta))
-        partial = parameters.pop("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
+        partial = parameters.pop("partial_rotary_factor", self.get("partial_rotary_factor", default_partial))
         if kind not in ROPE_TYPES:
             self.note("rope_type", kind, " or ".join(map(repr, ROPE_TYPES)))
         for key, value in (("rope_theta", theta), ("partial_rotary_factor", partial)):
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 self.note(key, value, "a number above 0")
                 return default_theta, None, 1.0
-        missing = [key for key in LLAMA3_KEYS if kind == "llama3" and parameters.get(key) is None]
+        missing = [key for key in ROPE_KEYS.get(kind, ()) if parameters.get(key) is None]
         if missing:
-            self.note("rope_type", kind, f"'llama3' with {', '.join(missing)}")
+            self.note("rope_type", kind, f"{kind!r} with {', '.join(missing)}")
         scaling = None if kind == "default" else {"rope_type": kind, **parameters}
         return float(theta), scaling, float(partial)
 
@@ -131,7 +137,13 @@ class Settings:
             self.note("layer_types", f"{len(types)} entries", f"one for each of the {num_layers} layers")
 
     def common(
-        self, *, default_head_dim: int | None = None, default_kv_heads: int | None = None, rope_theta: float = 10000.0
+        self,
+        *,
+        default_head_dim: int | None = None,
+        default_kv_heads: int | None = None,
+        rope_theta: float = 10000.0,
+        partial_rotary: float = 1.0,
+        norm_eps: float = 1e-6,
     ) -> dict[str, Any]:
         """The fields of a `ModelSpec` that the families with grouped-query attention share.
 
@@ -148,7 +160,7 @@ class Settings:
         self.only("hidden_act", "silu", default="silu")
         self.only("attention_dropout", 0, 0.0, default=0.0)
         self.full_attention(layers)
-        theta, scaling, partial = self.rope(rope_theta)
+        theta, scaling, partial = self.rope(rope_theta, partial_rotary)
         return {
             "family": self.family,
             "num_layers": layers,
@@ -159,7 +171,7 @@ class Settings:
             "ffn_size": self.integer("intermediate_size"),
             "vocab_size": self.integer("vocab_size"),
             "tied": self.flag("tie_word_embeddings", False),
-            "norm_eps": self.number("rms_norm_eps", 1e-6),
+            "norm_eps": self.number("rms_norm_eps", norm_eps),
             "rope_theta": theta,
             "rope_scaling": scaling,
             "partial_rotary_factor": partial,

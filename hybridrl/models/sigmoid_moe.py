@@ -28,19 +28,25 @@ MOE_NAMES: Mapping[Role, str] = {
 }
 
 
-def read_moe(settings: Settings, num_layers: int) -> MoeSpec:
-    """The experts that the configuration describes; problems are left in `settings`."""
+def read_moe(
+    settings: Settings, num_layers: int, *, groups: int, topk_groups: int, dense: int, scale: float
+) -> MoeSpec:
+    """The experts that the configuration describes; problems are left in `settings`.
+
+    The keywords are the family's defaults of `n_group`, `topk_group`, `first_k_dense_replace` and
+    `routed_scaling_factor`.
+    """
     settings.only("scoring_func", "sigmoid", default="sigmoid")
     settings.only("topk_method", "noaux_tc", default="noaux_tc")
     settings.only("moe_layer_freq", 1, default=1)
     experts, top_k = settings.integer("n_routed_experts"), settings.integer("num_experts_per_tok")
     if top_k > experts:
         settings.note("num_experts_per_tok", top_k, f"at most n_routed_experts={experts}")
-    groups, chosen = settings.integer("n_group", default=1), settings.integer("topk_group", default=1)
+    groups, chosen = settings.integer("n_group", default=groups), settings.integer("topk_group", default=topk_groups)
     if experts % groups or chosen > groups:
         settings.note("n_group", groups, f"a divisor of n_routed_experts={experts}, at least topk_group={chosen}")
-    dense, size = settings.integer("first_k_dense_replace", least=0), settings.integer("moe_intermediate_size")
-    shared = settings.integer("n_shared_experts", default=0, least=0)
+    dense = settings.integer("first_k_dense_replace", default=dense, least=0)
+    size, shared = settings.integer("moe_intermediate_size"), settings.integer("n_shared_experts", default=1, least=0)
     return MoeSpec(
         num_experts=experts,
         top_k=top_k,
@@ -53,7 +59,7 @@ def read_moe(settings: Settings, num_layers: int) -> MoeSpec:
         num_shared_experts=shared,
         num_groups=groups,
         topk_groups=chosen,
-        routed_scaling_factor=settings.number("routed_scaling_factor", 1.0),
+        routed_scaling_factor=settings.number("routed_scaling_factor", scale),
     )
 
 

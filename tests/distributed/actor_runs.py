@@ -76,7 +76,9 @@ def whole_tensors(actor: Actor, what: str) -> dict[str, torch.Tensor]:
     """Whole `weights` or `gradients` (not of a distributed optimizer, which shards them) by Hugging Face names."""
     tensors, layout = actor.tensors(), actor.layout
     if what == "gradients":
-        tensors = {name: t.main_grad for name, t in tensors.items()}
+        tensors = {
+            name: getattr(t, "main_grad", torch.zeros_like(t)) for name, t in tensors.items()
+        }  # buffers have none
         float32 = replace(actor.config, model=replace(actor.config.model, dtype="float32"))
         layout = training_layout(float32, layout.weights.spec, layout.sizes)
     return {tensor.name: value.clone() for tensor, value in gather(layout, tensors, torch.distributed.get_rank())}

@@ -61,9 +61,11 @@ def load_model(folder: Path, config: Config, groups: Groups) -> tuple[list[Any],
 
 
 def to_tensor_names(layout: MegatronLayout, rank: int, values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Values by parameter → values by tensor, on a rank that holds all of each tensor."""
+    """Values by parameter, where there are any, → values by tensor, on a rank that holds all of each tensor."""
     found: dict[str, np.ndarray] = {}
     for piece in layout.pieces(rank):
+        if piece.param not in values:
+            continue
         box = tuple(slice(a, b) for a, b in zip(piece.box.start, piece.box.stop, strict=True))
         into = found.setdefault(piece.tensor, np.zeros(layout.weights[piece.tensor].shape, np.float32))
         into[box] = values[piece.param][piece.slices].reshape(piece.box.shape).float().numpy()
@@ -131,7 +133,9 @@ def run_model(
         "shapes": {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()},
         "layout": {name: (param.shape, param.dtype) for name, param in layout.params(groups.rank).items()},
         "grads": {name: tensor.grad.float().numpy() for name, tensor in tensors.items() if tensor.grad is not None},
-        "tensor_grads": to_tensor_names(layout, groups.rank, {n: t.grad for n, t in tensors.items()})
+        "tensor_grads": to_tensor_names(
+            layout, groups.rank, {n: t.grad for n, t in tensors.items() if t.grad is not None}
+        )
         if backward and groups.sizes.world == 1
         else {},
     }

@@ -44,6 +44,8 @@ MODELS = (
     "qwen3_moe_tied",
     "qwen3_moe_mixed",
     "mixtral",
+    "glm4_moe",
+    "glm4_moe_qk_norm",
     "qwen3",
     "qwen3_tied",
     "qwen2",
@@ -64,6 +66,9 @@ QUICK = {
     ("qwen3_moe_mixed", "tp2 ep2 etp1"),
     ("qwen3_moe_mixed", "pp2 vpp2"),
     ("llama", "first stage 1 of 4"),
+    ("glm4_moe", "one rank"),
+    ("glm4_moe", "tp2 ep2 etp1"),
+    ("glm4_moe_qk_norm", "pp2"),
     ("qwen3_moe", "tp4 over 2 kv heads"),
     ("qwen3_moe", "tp2 etp1"),
     ("qwen3_moe_tied", "tp4 ep2 over 2 kv heads"),
@@ -156,7 +161,8 @@ def for_model(model: str, parallel: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "model", ["qwen3_moe_mixed", "llama_biased", *(pytest.param(m, marks=pytest.mark.full) for m in MODELS)]
+    "model",
+    ["qwen3_moe_mixed", "glm4_moe_qk_norm", "llama_biased", *(pytest.param(m, marks=pytest.mark.full) for m in MODELS)],
 )
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("order", ["engine", "megatron"])

@@ -30,6 +30,16 @@ BASE: Mapping[str, Any] = {
     "pad_token_id": None,
 }
 MOE: Mapping[str, Any] = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 24}
+SIGMOID: Mapping[str, Any] = {
+    **MOE,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 0,
+}
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**MOE, "num_experts": 8}),
@@ -41,6 +51,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2": ("qwen2", {"head_dim": None, "hidden_size": 64}),
     "qwen2_tied": ("qwen2", {"head_dim": None, "hidden_size": 64, "tie_word_embeddings": True}),
     "llama": ("llama", {}),
+    "glm4_moe": ("glm4_moe", {**SIGMOID, "attention_bias": True}),
+    "glm4_moe_qk_norm": (
+        "glm4_moe",
+        {**SIGMOID, "use_qk_norm": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "head_dim": 16},
+    ),
     "llama_biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 """Name of a variant → model_type and the settings that differ from `BASE`."""
@@ -94,6 +109,9 @@ def make_folder(
             for name, weight in model.named_parameters():
                 if weight.dim() == 1:
                     weight.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0.0, 0.05)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
 

@@ -18,7 +18,14 @@ _COMMON: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 _EXPERTS = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
-_SIGMOID = {**_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2}
+_SIGMOID = {
+    **_EXPERTS,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 _LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 
 CONFIGS: dict[str, dict[str, Any]] = {

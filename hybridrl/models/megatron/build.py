@@ -10,7 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from hybridrl.config.schema import Config
 from hybridrl.models.megatron.config import transformer_config
-from hybridrl.models.megatron.rope import frequencies
+from hybridrl.models.megatron.rope import Rotary
 from hybridrl.models.megatron.scalar_head import ScalarHead
 from hybridrl.models.megatron.specs import block_spec
 from hybridrl.models.spec import ModelSpec
@@ -50,12 +50,12 @@ def _build_chunk(spec: ModelSpec, config: Config, transformer: object, chunk: in
         parallel_output=True,
         share_embeddings_and_output_weights=spec.tied and not spec.scalar_head,
         position_embedding_type="rope",
-        rotary_base=spec.rope_theta,
         vp_stage=chunk,
     )
     if spec.scalar_head and model.post_process:
         model.output_layer = ScalarHead(model.config, model.output_layer.weight.device)
-    model.rotary_pos_emb.inv_freq = frequencies(spec).to(torch.cuda.current_device())
+    if spec.mla is None:  # latent attention has its own in every layer
+        model.rotary_pos_emb = Rotary(spec, model.pg_collection.cp)
     return model
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 from hybridrl.config.schema import Config
-from hybridrl.models.spec import ModelSpec
+from hybridrl.models.megatron.routing import GROUP_MEMBERS
+from hybridrl.models.spec import ModelSpec, MoeSpec
 
-FAMILIES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("deepseek_v3", "glm4_moe", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Families whose Megatron form is tested against transformers."""
+ROPE_TYPES = ("default", "llama3")
+ROPE_TYPES_MLA = ("default", "yarn")
 DTYPES = ("float32", "bfloat16")
 RECOMPUTE = ("none", "selective", "full")
 
@@ -19,31 +22,37 @@ def problems(spec: ModelSpec, config: Config, *, on_cpu: bool) -> list[str]:
 def _model_problems(spec: ModelSpec) -> Iterator[str]:
     if spec.family not in FAMILIES:
         yield f"model_type={spec.family!r}; supported in training: {', '.join(FAMILIES)}"
-    if spec.mla is not None:
-        yield "multi-head latent attention; supported in training: grouped-query attention"
     if spec.mtp_layers:
         yield f"mtp_layers={spec.mtp_layers}; supported in training: 0"
-    if spec.partial_rotary_factor != 1.0:
-        yield f"partial_rotary_factor={spec.partial_rotary_factor}; supported in training: 1.0"
+    kinds = ROPE_TYPES_MLA if spec.mla is not None else ROPE_TYPES
     kind = (spec.rope_scaling or {}).get("rope_type", "default")
-    if kind not in ("default", "llama3"):
-        yield f"rope_type={kind!r}; supported in training: 'default' or 'llama3'"
-    if spec.moe is None:
-        return
-    if spec.moe.score_function != "softmax" or spec.moe.correction_bias:
+    if kind not in kinds:
+        yield f"rope_type={kind!r}; supported in training: {' or '.join(map(repr, kinds))}"
+    if spec.mla is not None and (spec.qkv_bias or spec.output_bias or spec.qk_norm):
         yield (
-            f"router score {spec.moe.score_function!r} with correction_bias={spec.moe.correction_bias}; supported in "
-            "training: 'softmax' without a bias"
+            f"latent attention with qkv_bias={spec.qkv_bias}, output_bias={spec.output_bias}, qk_norm={spec.qk_norm}; "
+            "supported in training: none of them"
         )
-    if spec.moe.shared_ffn_size or spec.moe.num_groups > 1 or spec.moe.routed_scaling_factor != 1.0:
-        yield (
-            f"shared_ffn_size={spec.moe.shared_ffn_size}, num_groups={spec.moe.num_groups}, routed_scaling_factor="
-            f"{spec.moe.routed_scaling_factor}; supported in training: 0, 1, 1.0"
-        )
-    if spec.moe.top_k == 1 and spec.moe.norm_topk_prob:
+    if spec.moe is not None:
+        yield from _expert_problems(spec.moe)
+
+
+def _expert_problems(moe: MoeSpec) -> Iterator[str]:
+    if moe.top_k == 1 and moe.norm_topk_prob:
         yield (
             "num_experts_per_tok=1 with norm_topk_prob=true: the one weight is always 1 and the router learns nothing; "
             "supported: at least 2 experts a token, or norm_topk_prob=false"
+        )
+    if moe.score_function != "sigmoid" and (moe.correction_bias or moe.num_groups > 1):
+        yield (
+            f"router score {moe.score_function!r} with correction_bias={moe.correction_bias} and n_group="
+            f"{moe.num_groups}; supported in training: a bias and groups with 'sigmoid' alone"
+        )
+    size = moe.num_experts // moe.num_groups
+    if moe.num_groups > 1 and (size < GROUP_MEMBERS or size * moe.topk_groups < moe.top_k):
+        yield (
+            f"n_group={moe.num_groups}, topk_group={moe.topk_groups} of {moe.num_experts} experts: groups of {size}; "
+            f"supported: groups of {GROUP_MEMBERS} at least, and num_experts_per_tok={moe.top_k} experts in the chosen"
         )
 
 
@@ -61,7 +70,7 @@ def _parallel_problems(spec: ModelSpec, config: Config) -> Iterator[str]:
     sequence_parallel = uses_sequence_parallel(config)
     if spec.num_heads % parallel.tp:
         yield f"parallel.tp={parallel.tp} does not divide num_attention_heads={spec.num_heads}"
-    if spec.num_kv_heads % parallel.tp and parallel.tp % spec.num_kv_heads:
+    if spec.mla is None and spec.num_kv_heads % parallel.tp and parallel.tp % spec.num_kv_heads:
         yield (
             f"parallel.tp={parallel.tp}, num_key_value_heads={spec.num_kv_heads}: one must be a multiple of the other"
         )
@@ -75,6 +84,8 @@ def _parallel_problems(spec: ModelSpec, config: Config) -> Iterator[str]:
         return
     if spec.moe.num_experts % parallel.ep:
         yield f"parallel.ep={parallel.ep} does not divide num_experts={spec.moe.num_experts}"
+    if spec.moe.shared_ffn_size % parallel.tp:
+        yield f"parallel.tp={parallel.tp} does not divide the shared experts' size of {spec.moe.shared_ffn_size}"
     if spec.moe.ffn_size % parallel.etp:
         yield f"parallel.etp={parallel.etp} does not divide the experts' intermediate_size={spec.moe.ffn_size}"
     if parallel.tp > 1 and not sequence_parallel:

@@ -4,12 +4,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from hybridrl.config.schema import Config
 from hybridrl.models.megatron import checks
 from hybridrl.models.settings import UnsupportedModelError
-from hybridrl.models.spec import ModelSpec, MoeSpec
+from hybridrl.models.spec import MlaSpec, ModelSpec, MoeSpec
 
 
 def uses_transformer_engine() -> bool:
@@ -42,6 +42,8 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     }
     if spec.moe is not None:
         fields |= _experts(spec.moe, config, grouped=fused)
+    if spec.mla is not None:
+        return MLATransformerConfig(**fields, **_latent_attention(spec, spec.mla))
     return TransformerConfig(**fields)
 
 
@@ -55,7 +57,7 @@ def _architecture(spec: ModelSpec) -> dict[str, Any]:
         "ffn_hidden_size": spec.ffn_size,
         "normalization": "RMSNorm",
         "layernorm_epsilon": spec.norm_eps,
-        "qk_layernorm": spec.qk_norm,
+        "qk_layernorm": spec.qk_norm or spec.mla is not None,  # latent attention's norms go by the same switch
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
         "add_qkv_bias": spec.qkv_bias,
@@ -105,15 +107,33 @@ def _recompute(kind: str) -> dict[str, Any]:
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
+def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, Any]:
+    """The softmax's scale is made of these; angles and their amplitude are `hybridrl.models.megatron.rope`'s."""
+    scaling = spec.rope_scaling or {}
+    return {
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "rope_type": "rope",
+        "rotary_base": spec.rope_theta,
+        "rotary_scaling_factor": scaling.get("factor", 1.0),
+        "mscale_all_dim": scaling.get("mscale_all_dim") or 0.0,
+    }
+
+
 def _experts(moe: MoeSpec, config: Config, *, grouped: bool) -> dict[str, Any]:
     balanced = config.model.aux_loss_coef > 0
     return {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_size,
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_size or None,
         "moe_layer_freq": [int(has_experts) for has_experts in moe.layers],
-        # Softmax over the k chosen logits is softmax over all of them, renormalised over the chosen.
+        # Megatron's own choice is not used (see `Router`), but checked, and told in its logs.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
+        "moe_router_score_function": moe.score_function,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss" if balanced else "none",
         "moe_aux_loss_coeff": config.model.aux_loss_coef,

@@ -1,7 +1,7 @@
 """Which modules a Megatron block is made of: ours behind the local specification, or Transformer Engine's."""
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -35,8 +35,8 @@ def block_spec(
     for layer in block.layer_specs:
         if local:
             _use_local_modules(layer.submodules, qk_norm=spec.qk_norm)
-        if layer.submodules.mlp.module is MoELayer:
-            layer.submodules.mlp.submodules.router = Router
+        if layer.submodules.mlp.module is MoELayer and spec.moe is not None:
+            layer.submodules.mlp.submodules.router = partial(Router, moe=spec.moe)
         if engine_layout:
             _use_engine_layout(layer.submodules)
         _add_biases(layer.submodules, spec)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
 
 from hybridrl.config.schema import Config, ModelConfig, ParallelConfig
 from hybridrl.models.megatron.build import packed_seq_params, pad_multiple, padded_vocab
@@ -84,32 +83,21 @@ def test_sequence_parallelism_follows_tp_unless_set() -> None:
     assert not transformer_config(dense, config_with(tp=2, sequence_parallel=False)).sequence_parallel
 
 
-@pytest.mark.parametrize(("norm_topk_prob", "weights"), [(False, [0.6439, 0.2369]), (True, [0.7311, 0.2689])])
-def test_router_weights_with_and_without_renormalisation(norm_topk_prob: bool, weights: list[float]) -> None:
-    made = transformer_config(with_moe(norm_topk_prob=norm_topk_prob), Config())
-    probs, chosen = topk_routing_with_score_function(
-        torch.tensor([[2.0, 1.0, 0.0, -1.0]]),
-        made.moe_router_topk,
-        use_pre_softmax=made.moe_router_pre_softmax,
-        score_function=made.moe_router_score_function,
-    )
-    assert chosen.tolist() == [[True, True, False, False]]
-    torch.testing.assert_close(probs[0, :2], torch.tensor(weights), atol=5e-5, rtol=0)
-
-
 MLA = MlaSpec(q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
 
 
 @pytest.mark.parametrize(
     ("spec", "config", "words"),
     [
-        (dataclasses.replace(SPEC, family="glm4_moe"), Config(), "model_type='glm4_moe'"),
+        (dataclasses.replace(SPEC, family="gpt2"), Config(), "model_type='gpt2'"),
         (dataclasses.replace(SPEC, rope_scaling={"rope_type": "yarn"}), Config(), "rope_type='yarn'"),
-        (dataclasses.replace(SPEC, mla=MLA), Config(), "latent attention"),
+        (dataclasses.replace(SPEC, mla=MLA), Config(), "latent attention with qkv_bias=False"),
+        (dataclasses.replace(SPEC, mla=MLA, rope_scaling={"rope_type": "llama3"}), Config(), "rope_type='llama3'"),
         (dataclasses.replace(SPEC, mtp_layers=1), Config(), "mtp_layers=1"),
-        (dataclasses.replace(SPEC, partial_rotary_factor=0.5), Config(), "partial_rotary_factor=0.5"),
-        (with_moe(score_function="sigmoid"), Config(), "router score 'sigmoid'"),
-        (with_moe(shared_ffn_size=8), Config(), "shared_ffn_size=8"),
+        (with_moe(correction_bias=True), Config(), "router score 'softmax' with correction_bias=True"),
+        (with_moe(score_function="sigmoid", num_groups=8), Config(), "groups of 1"),
+        (with_moe(score_function="sigmoid", num_groups=4, top_k=3), Config(), "num_experts_per_tok=3 experts"),
+        (with_moe(shared_ffn_size=9), config_with(tp=2, ep=2), "the shared experts' size of 9"),
         (with_moe(top_k=1), Config(), "num_experts_per_tok=1 with norm_topk_prob=true"),
         (SPEC, Config(model=ModelConfig(dtype="float16")), "model.dtype='float16'"),
         (SPEC, Config(model=ModelConfig(recompute="some")), "model.recompute='some'"),
