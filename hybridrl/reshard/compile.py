@@ -4,9 +4,9 @@ Movements of one round are grouped by dtypes and by whether they are gapless, an
 own strides are respected, so that transposed parameters are as good as any.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -79,28 +79,31 @@ class Compiler:
         return Program(
             self._batches(copies),
             [self.destination[view.param][view.slices] for view in plan.fills],
-            tuple(self._round(one, k % len(self.staging.send)) for k, one in enumerate(plan.rounds)),
+            tuple(self._round(one, number) for number, one in enumerate(plan.rounds)),
             self._batches(self._pair(echo, self.destination) for echo in plan.echoes),
         )
 
-    def _round(self, one: Round, slot: int) -> CompiledRound:
+    def _round(self, one: Round, number: int) -> CompiledRound:
+        slot = number % len(self.staging.send)
         send, receive = self.staging.send[slot], self.staging.receive[slot]
         origin = self.destination if one.relay else self.source
-        pack = [Pair(view, staged) for view, staged in self._staged(one.sends, origin, send)]
-        unpack = [Pair(staged, view) for view, staged in self._staged(one.receives, self.destination, receive)]
+        sent, arrived = partial(_departure, send), partial(self.staging.arrival, number)
+        pack = [Pair(view, staged) for view, staged in self._staged(one.sends, origin, sent)]
+        unpack = [Pair(staged, view) for view, staged in self._staged(one.receives, self.destination, arrived)]
         send_splits, receive_splits = self._splits(one.sends), self._splits(one.receives)
         exchange = Exchange(send[: sum(send_splits)], receive[: sum(receive_splits)], send_splits, receive_splits)
         return CompiledRound(self._batches(pack), exchange, self._batches(unpack), one.relay)
 
     def _staged(
-        self, messages: Sequence[Message], tensors: Tensors, buffer: torch.Tensor
+        self, messages: Iterable[Message], tensors: Tensors, place: Callable[[Message], tuple[torch.Tensor, int]]
     ) -> Iterator[tuple[Region, Region]]:
-        """Each segment's region in its parameter, and in the buffer."""
-        elements = {dtype: _elements(buffer, dtype) for dtype in _wire_dtypes(messages)}
+        """Each segment's region in its parameter, and in the buffer in which its message lies."""
         for message in messages:
+            buffer, offset = place(message)
+            elements = {dtype: _elements(buffer, dtype) for dtype in _wire_dtypes(message)}
             for segment in message.segments:
                 base = elements[torch_dtype(segment.wire_dtype)]
-                start = segment.offset // base.itemsize
+                start = (segment.offset - message.offset + offset) // base.itemsize
                 yield self._view(tensors, segment.view), self._region(base[start : start + segment.view.size])
 
     def _splits(self, messages: Iterable[Message]) -> list[int]:
@@ -169,12 +172,6 @@ def _destination_views(plan: Plan) -> Iterator[View]:
     yield from (view for echo in plan.echoes for view in (echo.source, echo.destination))
 
 
-def staging_sizes(plan: Plan) -> tuple[int, int]:
-    """Bytes of one slot's send and receive buffer, the rounding of the last message included."""
-    item = plan.planner.item_bytes
-    return -(-plan.send_staging_bytes // item) * item, -(-plan.receive_staging_bytes // item) * item
-
-
 @cache
 def torch_dtype(name: str) -> torch.dtype:
     """torch.bfloat16 for `bfloat16`."""
@@ -182,8 +179,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _wire_dtypes(messages: Iterable[Message]) -> set[torch.dtype]:
-    return {torch_dtype(segment.wire_dtype) for message in messages for segment in message.segments}
+def _wire_dtypes(message: Message) -> set[torch.dtype]:
+    return {torch_dtype(segment.wire_dtype) for segment in message.segments}
+
+
+def _departure(buffer: torch.Tensor, message: Message) -> tuple[torch.Tensor, int]:
+    return buffer, message.offset
 
 
 def _elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,8 @@ What a sync does to a rank, in this order: agree with all ranks that nothing sta
 already, and zero padding; round after round pack, exchange, unpack, each with a fence; echo what is needed twice;
 rebuild derived state; agree with all ranks that all of it worked. Only then is the new version in service.
 
-With two slots of staging, round k+1 is packed while round k is in flight, and round k is unpacked while round k+1 is.
+With two slots of staging and a transport that moves bytes by itself, round k+1 is packed while round k is in flight,
+and round k is unpacked while round k+1 is.
 """
 
 import time
@@ -15,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.reshard.agreement import Agreement, Outcome, SyncError
-from hybridrl.reshard.buffers import Staging
-from hybridrl.reshard.compile import Batch, CompiledRound, Compiler, staging_sizes, view_problems
+from hybridrl.reshard.compile import Batch, CompiledRound, Compiler, view_problems
 from hybridrl.reshard.golden_checks import agree
 from hybridrl.reshard.plan import Derived, Plan
 from hybridrl.reshard.storages import Storages, Tensors, device_problems, overlap_problems
@@ -46,7 +46,7 @@ class Executor:
             share bytes only where the plan says that one is an alias of the other.
         transport: between the ranks of the world.
         hooks: by name, what rebuilds the derived state that the plan lists.
-        slots: pairs of staging buffers; 2 overlaps packing with the exchange, and takes twice the staging.
+        slots: staging buffers in each direction; 2 overlaps packing with the exchange, and takes twice the staging.
         clock: seconds, for `seconds`; on a GPU one that synchronises, if phases are to be told apart.
 
     Raises WeightError on every rank, before anything is sent or written, where a rank's tensors do not fit its plan.
@@ -71,10 +71,11 @@ class Executor:
         self._hooks = dict(hooks or {})
         agree("the reshard cannot be run", self._problems(source, destination, world))
         device = next((t.device for t in (*source.values(), *destination.values())), torch.device("cpu"))
-        self.staging = Staging(*staging_sizes(plan), device, min(slots, max(1, len(plan.rounds))))
+        self.staging = transport.stage(plan, device, slots)
         self._program = Compiler(plan, source, destination, self.staging, world).compile()
         self._storages = {"source": Storages(source), "destination": Storages(destination)}
         self._transport = transport
+        self._overlaps = transport.overlaps and len(self.staging.send) > 1
         self._agreement = Agreement(device)
         self._clock = clock
 
@@ -135,7 +136,7 @@ class Executor:
         for k, one in enumerate(rounds):
             following = rounds[k + 1 : k + 2]
             # The first relay passes on what the round before it has yet to unpack.
-            early = len(self.staging.send) > 1 and all(other.relay == one.relay for other in following)
+            early = self._overlaps and all(other.relay == one.relay for other in following)
             if early:
                 self._pack(following, work)
             if not wire.failed:

@@ -14,8 +14,18 @@ from hybridrl.reshard.golden_checks import WeightError
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.reshard.plan import Derived
 from hybridrl.reshard.sync import WeightSync
-from hybridrl.reshard.transports import Exchange, GlooTransport
-from tests.distributed.reshard_runs import SPECS, codes, engine_layout, same_bits, shard, training_layout, write_shard
+from hybridrl.reshard.transports import Exchange
+from tests.distributed.reshard_runs import (
+    SPECS,
+    TRANSPORTS,
+    codes,
+    engine_layout,
+    over,
+    same_bits,
+    shard,
+    training_layout,
+    write_shard,
+)
 
 PAIR = ("tp2 ep4", "tp4 ep2")
 
@@ -28,10 +38,12 @@ class World:
         self.weights = weight_map(SPECS["moe"])
         self.source, self.destination = training_layout(self.weights, PAIR[0]), engine_layout(self.weights, PAIR[1])
         self.trained, self.served = shard(self.source, self.rank, None), shard(self.destination, self.rank, None)
+        self.transport = options.pop("transport", None)
         self.options = {"bucket_bytes": 2**13, **options}
 
     def sync(self) -> WeightSync:
-        return WeightSync(self.source, self.trained, self.destination, self.served, self.rank, **self.options)
+        with over(self.transport):
+            return WeightSync(self.source, self.trained, self.destination, self.served, self.rank, **self.options)
 
     def train(self, version: int) -> None:
         write_shard(self.source, self.rank, codes(self.weights, version), self.trained)
@@ -158,26 +170,28 @@ def different_settings() -> str:
     return str(failure(world.sync, WeightError))
 
 
-def late_rank() -> str:
-    """A rank that does not come to the second exchange: the others give up in time, and all know."""
-    world = World()
-    sync = world.sync()
-    transport = GlooTransport(dist.new_group(timeout=timedelta(seconds=2)))
+def late_rank(transport: str) -> list[str]:
+    """A rank that does not come to the second exchange: the others give up in time, and all know; later syncs too."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
     exchanges: list[Exchange] = []
+    world = World(transport=TRANSPORTS[transport](group))
+    sync = world.sync()
+    start = sync.executor._transport.start
 
     def stays_away(exchange: Exchange) -> None:
-        if exchanges:
+        if len(exchanges) == 1:
             raise OSError("lost the network")
         exchanges.append(exchange)
-        GlooTransport.start(transport, exchange)
+        start(exchange)
 
-    if world.rank == 1:
-        transport.start = stays_away  # type: ignore[method-assign]
-    with replaced(sync.executor, "_transport", transport):
+    with replaced(sync.executor._transport, "start", stays_away if world.rank == 1 else start):
         error = failure(lambda: sync.run(0))
     assert error.touched
     assert sync.version is None
-    return str(error)
+    again = failure(lambda: sync.run(1))
+    assert again.touched
+    assert sync.version is None
+    return [str(error), str(again)]
 
 
 def corrupted() -> str:

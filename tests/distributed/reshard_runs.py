@@ -1,6 +1,7 @@
 """What the reshard tests run on ranks: layouts of small models, shards of element codes, syncs compared with twins."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,14 @@ from hybridrl.models.families import weight_map
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import WeightMap
 from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.reshard import sync as module
 from hybridrl.reshard.golden import box_slices, golden_sync, write_piece, zero_padding
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.reshard.sync import WeightSync
+from hybridrl.reshard.transports import GlooTransport, SharedTransport, Transport
 from tests.reshard.simulated import DENSE, MIXTRAL, MOE, whole_tensors
 
 ALL_MOE = replace(MOE, moe=replace(MOE.moe, layers=(True,) * MOE.num_layers))
@@ -101,6 +104,21 @@ def write_shard(
         write_piece(params, piece, tensors[piece.tensor][box_slices(piece.box)])
 
 
+TRANSPORTS: Mapping[str, Callable[..., Any]] = {"gloo": GlooTransport, "shared": SharedTransport.connect}
+
+
+@contextmanager
+def over(transport: Transport | None) -> Iterator[None]:
+    """Weight syncs that are made within have this transport, or where it is None the one that suits the machine."""
+    chosen = module.make_transport
+    if transport is not None:
+        module.make_transport = lambda device: transport
+    try:
+        yield
+    finally:
+        module.make_transport = chosen
+
+
 def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """Whether two shards are equal in every bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)) for name in a)
@@ -115,7 +133,7 @@ def codes(weights: WeightMap, version: int) -> dict[str, torch.Tensor]:
 
 
 def sync_pairs(
-    spec: str, pairs: Sequence[tuple[str, str]], bucket_bytes: int, verify: bool = False
+    spec: str, pairs: Sequence[tuple[str, str]], bucket_bytes: int, verify: bool = False, transport: str = "shared"
 ) -> list[dict[str, Any]]:
     """Three syncs with changing weights for each pair, each compared with the golden path and with the layouts."""
     rank, weights = dist.get_rank(), weight_map(SPECS[spec])
@@ -128,7 +146,8 @@ def sync_pairs(
             shard(destination, rank, None),
             shard(destination, rank, None),
         )
-        sync = WeightSync(source, trained, destination, served, rank, bucket_bytes=bucket_bytes, verify=verify)
+        with over(TRANSPORTS[transport]()):
+            sync = WeightSync(source, trained, destination, served, rank, bucket_bytes=bucket_bytes, verify=verify)
         buffers = [buffer.data_ptr() for buffer in (*sync.executor.staging.send, *sync.executor.staging.receive)]
         for version, tensors in enumerate(versions):
             write_shard(source, rank, tensors, trained)

@@ -15,12 +15,14 @@ def spread(trains, engines, step):
     return [(t, e) for i, t in enumerate(trains) for j, e in enumerate(engines) if (i + j) % step == 0]
 
 
-def test_codes_arrive_over_layouts_of_experts(pool):
-    pairs = spread(TRAINING, ENGINES, 5)
+@pytest.mark.parametrize(("transport", "step"), [("shared", 5), ("gloo", 10)])
+def test_codes_arrive_over_layouts_of_experts(pool, transport, step):
+    pairs = spread(TRAINING, ENGINES, step)
     assert {t for t, _ in pairs} == set(TRAINING)
     assert {e for _, e in pairs} == set(ENGINES)
-    for told in pool.run(reshard_runs.sync_pairs, world=4, spec="moe", pairs=pairs, bucket_bytes=2**15):
-        assert max(one["rounds"] for one in told) > 2
+    told = pool.run(reshard_runs.sync_pairs, world=4, spec="moe", pairs=pairs, bucket_bytes=2**15, transport=transport)
+    for own in told:
+        assert max(one["rounds"] for one in own) > 2
 
 
 def test_codes_arrive_in_a_tied_dense_model(pool):
@@ -28,12 +30,18 @@ def test_codes_arrive_in_a_tied_dense_model(pool):
     pool.run(reshard_runs.sync_pairs, world=4, spec="tied", pairs=pairs, bucket_bytes=2**20, verify=True)
 
 
-@pytest.mark.parametrize("bucket_bytes", [512, 3001])
-def test_a_bucket_smaller_than_one_tensor(pool, bucket_bytes):
+@pytest.mark.parametrize(("bucket_bytes", "transport"), [(512, "shared"), (3001, "shared"), (3001, "gloo")])
+def test_a_bucket_smaller_than_one_tensor(pool, bucket_bytes, transport):
     """A bucket that no tensor fits, one that is no multiple of an element, and syncs that are checked as well."""
     pairs = [("tp2 ep4", "tp4 ep4"), ("pp2 ep2 uneven", "tp2 twice"), ("tp2 ep2 etp2", "whole on the last two")]
     for told in pool.run(
-        reshard_runs.sync_pairs, world=4, spec="moe", pairs=pairs, bucket_bytes=bucket_bytes, verify=True
+        reshard_runs.sync_pairs,
+        world=4,
+        spec="moe",
+        pairs=pairs,
+        bucket_bytes=bucket_bytes,
+        verify=True,
+        transport=transport,
     ):
         assert min(one["rounds"] for one in told) > 5
 

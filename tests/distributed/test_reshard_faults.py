@@ -3,6 +3,7 @@
 import pytest
 
 from tests.distributed import reshard_faults
+from tests.distributed.reshard_runs import TRANSPORTS
 
 
 def told(pool, function, **options):
@@ -50,11 +51,14 @@ def test_ranks_with_different_settings_do_not_start(pool):
     assert "planned another reshard" in told(pool, reshard_faults.different_settings)
 
 
-def test_a_rank_that_does_not_come_is_given_up(pool):
-    text = told(pool, reshard_faults.late_rank)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_does_not_come_is_given_up_and_no_later_sync_is_believed(pool, transport):
+    (text, later), *others = pool.run(reshard_faults.late_rank, world=4, transport=transport)
+    assert others == [[text, later]] * 3
     assert "half-written and not in service" in text
     assert "rank 1: OSError: lost the network" in text
     assert "rank 2: TransportError: the exchange with the other ranks failed" in text
+    assert "rank 2: TransportError" in later
 
 
 def test_a_flipped_bit_is_found_by_the_checksums(pool):

@@ -5,6 +5,9 @@ from typing import Protocol
 
 import torch
 
+from hybridrl.reshard.buffers import Staging
+from hybridrl.reshard.plan import Plan
+
 
 class TransportError(RuntimeError):
     """An exchange that did not come to its end: a peer that failed, or is too late."""
@@ -23,6 +26,13 @@ class Exchange:
 
 class Transport(Protocol):
     """Exchanges rounds one after another. Every rank of the group joins each exchange, with nothing to send too."""
+
+    overlaps: bool
+    """Whether bytes move by themselves between `start` and `finish`, so that packing the next round beside it pays.
+    Where not, the next round may be packed only after the one before it was unpacked."""
+
+    def stage(self, plan: Plan, device: torch.device, slots: int) -> Staging:
+        """Buffers for the plan's rounds; `slots` of each where the transport does not decide by itself. Collective."""
 
     def start(self, exchange: Exchange) -> None:
         """Begins an exchange once what was enqueued before is done; its buffers are the transport's until `finish`."""

@@ -4,17 +4,26 @@ Measured on four ranks of one machine (loopback, 12 and 48 MB a rank), gloo's al
 batches of `isend` and `irecv`, whole or in chunks of 1 MB, or faster; and all ranks join it by its nature.
 """
 
+import torch
 import torch.distributed as dist
 
+from hybridrl.reshard.buffers import Staging, make_staging
+from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports.base import Exchange, TransportError
 
 
 class GlooTransport:
     """A `Transport` over a gloo group (None: the world), whose timeout bounds each exchange."""
 
+    overlaps = True
+
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self._work: dist.Work | None = None
+
+    def stage(self, plan: Plan, device: torch.device, slots: int) -> Staging:
+        """See `Transport.stage`."""
+        return make_staging(plan, device, slots)
 
     def start(self, exchange: Exchange) -> None:
         """See `Transport.start`."""

@@ -1,7 +1,10 @@
 """NCCL: grouped sends and receives on the communicator's own stream, fenced by events; the host never waits."""
 
+import torch
 import torch.distributed as dist
 
+from hybridrl.reshard.buffers import Staging, make_staging
+from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.transports.base import Exchange
 
 
@@ -14,9 +17,15 @@ class NcclTransport:
     the watchdog's of the group.
     """
 
+    overlaps = True
+
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self._work: dist.Work | None = None
+
+    def stage(self, plan: Plan, device: torch.device, slots: int) -> Staging:
+        """See `Transport.stage`."""
+        return make_staging(plan, device, slots)
 
     def start(self, exchange: Exchange) -> None:
         """See `Transport.start`."""
