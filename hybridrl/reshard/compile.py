@@ -7,6 +7,7 @@ own strides are respected, so that transposed parameters are as good as any.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,13 @@ from hybridrl.reshard.plan import Copy, Message, Plan, Round, View
 from hybridrl.reshard.regions import Pair, Region, merge
 from hybridrl.reshard.storages import Tensors
 from hybridrl.reshard.transports.base import Exchange
+
+
+class Runnable(Protocol):
+    """A part of a program."""
+
+    def run(self) -> None:
+        """Does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +41,9 @@ class Batch:
 class CompiledRound:
     """One round: what fills the send buffer, what goes where, what empties the receive buffer."""
 
-    pack: tuple[Batch, ...]
+    pack: tuple[Runnable, ...]
     exchange: Exchange
-    unpack: tuple[Batch, ...]
+    unpack: tuple[Runnable, ...]
     relay: bool
 
 
@@ -43,10 +51,10 @@ class CompiledRound:
 class Program:
     """A plan over live storage."""
 
-    copies: tuple[Batch, ...]
+    copies: tuple[Runnable, ...]
     fills: list[torch.Tensor]
     rounds: tuple[CompiledRound, ...]
-    echoes: tuple[Batch, ...]
+    echoes: tuple[Runnable, ...]
 
 
 class Compiler:

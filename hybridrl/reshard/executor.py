@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.reshard.agreement import Agreement, Outcome, SyncError
-from hybridrl.reshard.compile import Batch, CompiledRound, Compiler, view_problems
+from hybridrl.reshard.compile import CompiledRound, Compiler, Program, Runnable, view_problems
 from hybridrl.reshard.golden_checks import agree
 from hybridrl.reshard.plan import Derived, Plan
 from hybridrl.reshard.storages import Storages, Tensors, device_problems, overlap_problems
@@ -48,6 +48,7 @@ class Executor:
         hooks: by name, what rebuilds the derived state that the plan lists.
         slots: staging buffers in each direction; 2 overlaps packing with the exchange, and takes twice the staging.
         clock: seconds, for `seconds`; on a GPU one that synchronises, if phases are to be told apart.
+        paging: puts into the program what else is to run in it (see `hybridrl.reshard.paging`).
 
     Raises WeightError on every rank, before anything is sent or written, where a rank's tensors do not fit its plan.
     """
@@ -62,6 +63,7 @@ class Executor:
         hooks: Mapping[str, Hook] | None = None,
         slots: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        paging: Callable[[Program], Program] | None = None,
     ) -> None:
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.plan = plan
@@ -72,7 +74,8 @@ class Executor:
         agree("the reshard cannot be run", self._problems(source, destination, world))
         device = next((t.device for t in (*source.values(), *destination.values())), torch.device("cpu"))
         self.staging = transport.stage(plan, device, slots)
-        self._program = Compiler(plan, source, destination, self.staging, world).compile()
+        program = Compiler(plan, source, destination, self.staging, world).compile()
+        self._program = program if paging is None else paging(program)
         self._storages = {"source": Storages(source), "destination": Storages(destination)}
         self._transport = transport
         self._overlaps = transport.overlaps and len(self.staging.send) > 1
@@ -193,6 +196,6 @@ class Executor:
         ]
 
 
-def _run(batches: Iterable[Batch]) -> None:
-    for batch in batches:
-        batch.run()
+def _run(parts: Iterable[Runnable]) -> None:
+    for part in parts:
+        part.run()

@@ -72,8 +72,8 @@ def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[
     source.
     """
     origins = {destination: source for source, destination in aliases}
-    spans = [(*_span(tensor), True, name) for name, tensor in source.items() if tensor.numel()]
-    spans += [(*_span(tensor), False, name) for name, tensor in destination.items() if tensor.numel()]
+    spans = [(*span(tensor), True, name) for name, tensor in source.items() if tensor.numel()]
+    spans += [(*span(tensor), False, name) for name, tensor in destination.items() if tensor.numel()]
     spans.sort(key=lambda span: (span[0], not span[2]))
     found = []
     # By side, the span that reaches furthest so far: a later one that starts before its end overlaps it.
@@ -97,7 +97,10 @@ def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[
     return found
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address of a tensor and the one after its last."""
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor's first byte, and the one after its last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+    return start, start + reach * tensor.element_size()

@@ -8,7 +8,7 @@ The golden path (`reshard.golden`) does the same slowly; tests hold the two to t
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -73,9 +73,8 @@ class WeightSync:
         problems = [f"source {text}" for text in storage_problems(source, source_tensors, rank)]
         problems += [f"destination {text}" for text in storage_problems(destination, destination_tensors, rank)]
         agree(REFUSED, problems)
-        self.plan, slots = _plan(source, destination, rank, bucket_bytes, ranks_per_node)
-        agree(REFUSED, coverage_problems(self.plan, _params(destination, rank)))
-        agree(REFUSED, peer_problems(self.plan))
+        planned = plan_sync(source, destination, rank, bucket_bytes, ranks_per_node)
+        self.plan = planned.plan
         if adopt is not None:
             agree(REFUSED, share(self.plan, source_tensors, destination_tensors, adopt))
         aliases = self.plan.aliases
@@ -85,9 +84,9 @@ class WeightSync:
             self.plan,
             source_tensors,
             destination_tensors,
-            _transport(source_tensors, destination_tensors),
+            transport_of(source_tensors, destination_tensors),
             hooks=hooks,
-            slots=slots,
+            slots=planned.slots,
             clock=clock,
         )
         self._check = Checker(self.plan, source_tensors, destination_tensors) if verify else None
@@ -107,17 +106,7 @@ class WeightSync:
         (`sync/copy_seconds`) and of rounds (`sync/rounds_seconds`).
         """
         self.executor.run(version, self._check)
-        plan, seconds = self.plan, self.executor.seconds
-        return {
-            "sync/seconds": seconds.total,
-            "sync/copy_seconds": seconds.copy,
-            "sync/rounds_seconds": seconds.rounds,
-            "sync/received_bytes": float(plan.received_bytes),
-            "sync/sent_bytes": float(plan.sent_bytes),
-            "sync/copied_bytes": float(plan.copied_bytes + plan.aliased_bytes - self.aliased_bytes),
-            "sync/aliased_bytes": float(self.aliased_bytes),
-            "sync/staging_bytes": float(self.executor.staging.nbytes),
-        }
+        return sync_metrics(self.executor, self.aliased_bytes)
 
     def close(self) -> None:
         """Ends the transport."""
@@ -130,22 +119,49 @@ class WeightSync:
         self.close()
 
 
-def _plan(
-    source: Layout, destination: Layout, rank: int, bucket_bytes: int, ranks_per_node: int | None
-) -> tuple[Plan, int]:
-    """The rank's plan, and how many rounds of it are staged at a time. Raises WeightError on every rank."""
-    found: tuple[Plan, int] | None = None
+class Planned(NamedTuple):
+    """A rank's plan, which all ranks have found to be right, and how many rounds of it are staged at a time."""
+
+    plan: Plan
+    slots: int
+
+
+def plan_sync(source: Layout, destination: Layout, rank: int, bucket_bytes: int, ranks_per_node: int | None) -> Planned:
+    """The rank's plan. Raises WeightError on every rank where there is none, or ranks disagree. Collective."""
+    return proven(lambda: _planner(source, destination, bucket_bytes, ranks_per_node), rank)
+
+
+def proven(make: Callable[[], tuple[Planner, int]], rank: int) -> Planned:
+    """The rank's plan by the planner that `make` gives, with its slots; see `plan_sync`."""
+    found: Planned | None = None
     problems: list[str] = []
     try:
-        planner, slots = _planner(source, destination, bucket_bytes, ranks_per_node)
-        found = planner.plan(rank), slots
+        planner, slots = make()
+        found = Planned(planner.plan(rank), slots)
     except PlanError as error:
         problems += error.problems
     except BucketError as error:
         problems.append(str(error))
     agree(REFUSED, problems)
     assert found is not None
+    agree(REFUSED, coverage_problems(found.plan, _params(found.plan.planner.destination, rank)))
+    agree(REFUSED, peer_problems(found.plan))
     return found
+
+
+def sync_metrics(executor: Executor, aliased_bytes: int) -> dict[str, float]:
+    """What `WeightSync.run` returns, of an executor that has run; `aliased_bytes` are those that are shared."""
+    plan, seconds = executor.plan, executor.seconds
+    return {
+        "sync/seconds": seconds.total,
+        "sync/copy_seconds": seconds.copy,
+        "sync/rounds_seconds": seconds.rounds,
+        "sync/received_bytes": float(plan.received_bytes),
+        "sync/sent_bytes": float(plan.sent_bytes),
+        "sync/copied_bytes": float(plan.copied_bytes + plan.aliased_bytes - aliased_bytes),
+        "sync/aliased_bytes": float(aliased_bytes),
+        "sync/staging_bytes": float(executor.staging.nbytes),
+    }
 
 
 def _planner(source: Layout, destination: Layout, bucket_bytes: int, ranks_per_node: int | None) -> tuple[Planner, int]:
@@ -162,6 +178,7 @@ def _params(layout: Layout, rank: int) -> Mapping[str, Param]:
     return layout.params(rank) if rank in layout.ranks else {}
 
 
-def _transport(source: Tensors, destination: Tensors) -> Transport:
+def transport_of(source: Tensors, destination: Tensors) -> Transport:
+    """The transport for where these tensors are."""
     device = next((tensor.device for tensor in (*source.values(), *destination.values())), torch.device("cpu"))
     return make_transport(device)
