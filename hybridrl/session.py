@@ -10,9 +10,11 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
+from hybridrl.algorithms.kl_control import KlController
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
+from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.models.families import load_spec
 from hybridrl.models.spec import ModelSpec
@@ -20,18 +22,18 @@ from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
-from hybridrl.rewards.score import Judges, reward_metrics
+from hybridrl.rewards.score import Judges
 from hybridrl.rollout.collect import share
 from hybridrl.rollout.engine import SharingEngine
 from hybridrl.rollout.engines import make_engine
-from hybridrl.rollout.metrics import response_metrics
+from hybridrl.rollout.groups import GroupPool
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
 from hybridrl.training.actor import Actor, Reference
-from hybridrl.training.batch import mismatch
+from hybridrl.training.mismatch import MismatchError, beyond, mismatch
 from hybridrl.training.rows import Row
 
 
@@ -41,10 +43,6 @@ def _leave_world(
     """After an error the connections stay open until the process ends: closing them makes the other ranks fail too, and
     their errors would be told as the first (see `hybridrl.parallel.failure`)."""
     groups.shutdown(world=own and error is None)
-
-
-class MismatchError(RuntimeError):
-    """Trainer and engine disagree about the log-probs of the sampled tokens by more than `trainer.max_mismatch`."""
 
 
 class Session:
@@ -97,6 +95,9 @@ class Session:
             self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack, self.actor.layout)
             self._sync = self._stack.enter_context(self._make_sync())
             self._leads = self._is_leader()
+            self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)
+            kl = config.algorithm.kl
+            self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
             if config.algorithm.kl.where != "none":
                 self.reference = Reference(config, spec, sizes, folder=self.model_folder)
         self._open_folder(spec, inputs)
@@ -121,8 +122,7 @@ class Session:
     @property
     def _updates(self) -> int:
         """Optimizer updates of the whole run, the warm start's apart."""
-        trainer = self.config.trainer
-        return trainer.steps * (trainer.prompts_per_step // (trainer.mini_batch_prompts or trainer.prompts_per_step))
+        return self.config.trainer.steps * updates_a_step(self.config)
 
     def _read_data(self) -> Inputs:
         return read_inputs(self.config)
@@ -184,31 +184,35 @@ class Session:
         return dict(zip(metrics, values.tolist(), strict=True))
 
     def judge(self, local: Sequence[Sample], requests: Sequence[Request]) -> tuple[list[Sample], dict[str, float]]:
-        """Rewards this replica's samples; returns the samples of all replicas, on every rank, and their metrics."""
+        """Rewards this replica's samples; returns those of all replicas, on every rank, and counts of failures."""
         counts = self.judges.score(local if self._leads else (), self.tokenizer)
         samples = share(local, requests, replica=self.engine.replica, num_replicas=self.engine.num_replicas)
-        return samples, {**reward_metrics(samples), **response_metrics(samples), **self._totals(counts)}
+        return samples, self._totals(counts)
 
     def score(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
-        """The rows with the trainer's own log-probs (and the reference's where a KL asks), and the engine's mismatch.
+        """The rows with `old_log_probs`, those of the reference where a KL asks, and metrics of the engine's mismatch.
 
-        Raises MismatchError, on all ranks, where the mismatch exceeds `trainer.max_mismatch`.
+        Where the engine's own log-probs are the old ones (`algorithm.old_log_probs=engine`), nothing is computed and no
+        mismatch known. Raises MismatchError, on all ranks, where one exceeds a limit of `mismatch.stop`.
         """
-        rows = [
-            row.with_fields(old_log_probs=values) for row, values in zip(rows, self.actor.log_probs(rows), strict=True)
-        ]
+        own = self.config.algorithm.old_log_probs == "trainer"
+        old = self.actor.log_probs(rows) if own else [row.fields["rollout_log_probs"] for row in rows]
+        rows = [row.with_fields(old_log_probs=values) for row, values in zip(rows, old, strict=True)]
         if self.reference is not None:
             found = self.reference.log_probs(rows)
             rows = [row.with_fields(ref_log_probs=values) for row, values in zip(rows, found, strict=True)]
-        gap = mismatch(rows)
-        limit, mean = self.config.trainer.max_mismatch, gap["mismatch/logprob_abs_mean"]
-        if limit is not None and not mean <= limit:  # NaN too
+        return rows, self._mismatch(rows) if own else {}
+
+    def _mismatch(self, rows: Sequence[Row]) -> dict[str, float]:
+        gap, limits = mismatch(rows), self.config.mismatch
+        if wrong := beyond(gap, limits.stop, "mismatch.stop"):
             raise MismatchError(
-                f"log-probs of the sampled tokens differ by {mean:.6g} on average between trainer and engine, over "
-                f"trainer.max_mismatch={limit}: the two do not compute the same model; look at dtype, temperature, "
-                "top-p and top-k, and the weight sync before training on"
+                f"trainer and engine disagree about the sampled tokens: {'; '.join(wrong)}. The two do not compute the "
+                "same model: look at dtype, temperature, top-p and top-k, and the weight sync before training on"
             )
-        return rows, gap
+        if doubtful := beyond(gap, limits.warn, "mismatch.warn"):
+            self.note(f"mismatch of trainer and engine: {'; '.join(doubtful)}")
+        return gap
 
     def record(self, step: int, *metrics: dict[str, float]) -> None:
         """Writes a step's metrics, with the times since the last record and the peak of memory over all ranks."""

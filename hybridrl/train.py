@@ -1,7 +1,5 @@
 """The entry: `torchrun --nproc-per-node 2 -m hybridrl.train recipe=grpo_tiny_moe`. The loop, on one page."""
 
-from collections.abc import Iterator, Sequence
-
 import torch
 
 from hybridrl.algorithms.advantages import ADVANTAGES
@@ -16,9 +14,11 @@ from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.failure import recorded
-from hybridrl.rollout.collect import generate_local, make_requests
+from hybridrl.sampling_loop import collect
 from hybridrl.session import Session
-from hybridrl.training.batch import combine, estimate_advantages, sequence_kl, with_advantages
+from hybridrl.training.batch import combine, mini_batches, with_selection
+from hybridrl.training.correction import correct
+from hybridrl.training.estimate import with_advantages
 from hybridrl.training.losses import Supervised, make_loss
 from hybridrl.training.rows import Row, rows_from_examples, rows_from_samples
 
@@ -37,30 +37,25 @@ def run(config: Config, inputs: Inputs | None = None) -> None:
 def reinforce(session: Session) -> None:
     """Reinforcement: the engine gets the weights, generates, is judged, and the policy learns from the judgement."""
     config, algorithm, actor = session.config, session.config.algorithm, session.actor
-    loss = make_loss(algorithm, config.rollout.max_response_length)
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"):
             with session.timer("sync"):
                 moved = session.sync_weights(version=step - 1)
-            with session.timer("rollout"):
-                prompts = session.prompts.next(config.trainer.prompts_per_step)
-                requests = make_requests(
-                    prompts, config.rollout, seed=config.trainer.seed, step=step, eos_ids=session.eos_ids
-                )
-                local = generate_local(session.engine, requests)
-                session.engine.sleep()
-            with session.timer("reward"):
-                samples, judged = session.judge(local, requests)
+            groups, sampled = collect(session, step)
             with session.timer("logprob"):
-                rows, gap = session.score(rows_from_samples(samples))
-            kl = None
-            if algorithm.kl.where == "reward":
-                kl = sequence_kl(rows, algorithm.kl.estimator)
-                judged["reward/kl"] = float(kl.mean())
-            rows = with_advantages(rows, estimate_advantages(samples, algorithm, kl))
+                samples = (sample for group in groups for sample in group.samples)
+                rows, gap = session.score(rows_from_samples(samples, filter_truncated=algorithm.overlong.filter))
+            rows, corrected = correct(rows, algorithm.correction)
+            rows, estimated = with_advantages(rows, groups, algorithm, kl_coef=session.kl.coef)
             with session.timer("update"):
-                updates = [actor.update(batch, loss) for batch in mini_batches(rows, config)]
-        session.record(step, judged, gap, moved, combine(updates), {"data/epoch": session.prompts.epoch})
+                loss = make_loss(algorithm, config.rollout.max_response_length, kl_coef=session.kl.coef)
+                updates = [
+                    actor.update(with_selection(batch, algorithm, seed=step), loss)
+                    for batch in mini_batches(rows, config.trainer, step)
+                ]
+            session.kl.update(estimated.get("kl/response", 0.0))
+        metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
+        session.record(step, *metrics, {"data/epoch": session.prompts.epoch, "kl/coef": session.kl.coef})
 
 
 def imitate(session: Session) -> None:
@@ -70,7 +65,7 @@ def imitate(session: Session) -> None:
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"), session.timer("update"):
             rows = demonstrations(session, config.trainer.prompts_per_step)
-            updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config)]
+            updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config.trainer, step)]
         session.record(step, combine(updates), {"data/epoch": session.demonstrations.epoch})
 
 
@@ -90,13 +85,6 @@ def warm_start(session: Session) -> None:
 def demonstrations(session: Session, count: int) -> list[Row]:
     """The next examples as rows."""
     return rows_from_examples((d.token_ids, d.mask) for d in session.demonstrations.next(count))
-
-
-def mini_batches(rows: Sequence[Row], config: Config) -> Iterator[Sequence[Row]]:
-    """The rows of each update of a step: `trainer.mini_batch_prompts` whole groups, in the order of the prompts."""
-    prompts = config.trainer.prompts_per_step
-    size = len(rows) // prompts * (config.trainer.mini_batch_prompts or prompts)
-    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _spec(config: Config) -> ModelSpec:

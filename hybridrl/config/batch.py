@@ -18,6 +18,8 @@ class BatchArithmetic:
     """Prompts an update."""
     dp: int
     """Data-parallel ranks."""
+    epochs: int = 1
+    """Passes over a step's samples."""
 
     @property
     def samples(self) -> int:
@@ -27,7 +29,7 @@ class BatchArithmetic:
     @property
     def updates(self) -> int:
         """Optimizer updates a step."""
-        return self.prompts // self.mini_batch_prompts
+        return self.prompts // self.mini_batch_prompts * self.epochs
 
     @property
     def samples_per_update(self) -> int:
@@ -66,6 +68,7 @@ class BatchArithmetic:
             ("samples a prompt", self.n),
             ("samples a step", self.samples),
             ("prompts an update", self.mini_batch_prompts),
+            ("passes a step", self.epochs),
             ("updates a step", self.updates),
             ("samples an update", self.samples_per_update),
             ("data-parallel ranks", self.dp),
@@ -91,4 +94,5 @@ def batch_arithmetic(config: Config, world: int) -> BatchArithmetic:
         n=samples_per_row(config),
         mini_batch_prompts=mini,
         dp=world // model_ranks,
+        epochs=trainer.update_epochs,
     )

@@ -6,8 +6,9 @@ are errors. Impossible combinations are found by `hybridrl.config.validate`.
 
 from dataclasses import dataclass, field
 
-from hybridrl.config.sections.algorithm import AlgorithmConfig, KlConfig
+from hybridrl.config.sections.algorithm import AlgorithmConfig, CovarianceConfig, KlConfig, OverlongConfig
 from hybridrl.config.sections.checkpoint import CheckpointConfig
+from hybridrl.config.sections.correction import CorrectionConfig, LimitsConfig, MismatchConfig
 from hybridrl.config.sections.critic import CriticConfig, CriticParallelConfig
 from hybridrl.config.sections.data import DataConfig
 from hybridrl.config.sections.memory import MemoryConfig
@@ -17,20 +18,27 @@ from hybridrl.config.sections.preference import PreferenceConfig, TeacherConfig
 from hybridrl.config.sections.reshard import ReshardConfig
 from hybridrl.config.sections.rewards import JudgeConfig, RewardsConfig
 from hybridrl.config.sections.rollout import RolloutConfig, SGLangConfig
+from hybridrl.config.sections.sampling import DynamicSamplingConfig
 from hybridrl.config.sections.trainer import TrainerConfig
 
 __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "Config",
+    "CorrectionConfig",
+    "CovarianceConfig",
     "CriticConfig",
     "CriticParallelConfig",
     "DataConfig",
+    "DynamicSamplingConfig",
     "JudgeConfig",
     "KlConfig",
+    "LimitsConfig",
     "MemoryConfig",
+    "MismatchConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OverlongConfig",
     "ParallelConfig",
     "PreferenceConfig",
     "ReshardConfig",
@@ -58,6 +66,7 @@ class Config:
     critic: CriticConfig = field(default_factory=CriticConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

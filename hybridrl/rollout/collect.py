@@ -6,6 +6,7 @@ at once.
 
 from collections import Counter
 from collections.abc import Sequence, Sized
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,18 @@ from hybridrl.rollout.seeds import sample_seed
 
 
 def make_requests(
-    prompts: Sequence[Prompt], config: RolloutConfig, *, seed: int, step: int, eos_ids: Sequence[int]
+    prompts: Sequence[Prompt],
+    config: RolloutConfig,
+    *,
+    seed: int,
+    step: int,
+    eos_ids: Sequence[int],
+    greedy: bool = False,
 ) -> list[Request]:
     """`config.n` requests a prompt, prompt by prompt, each with a seed of its own; the same list on every rank.
 
-    `seed` is the run's. A response ends with any of `eos_ids` or of `config.stop_token_ids`.
+    `seed` is the run's. A response ends with any of `eos_ids` or of `config.stop_token_ids`. With `greedy` each prompt
+    has one request more, of index `config.n`, at a temperature of 0.
 
     Raises ValueError that lists repeated prompt ids and prompts longer than `config.max_prompt_length` (dropping or
     cutting them is for the data to decide), or if nothing could end a response early.
@@ -48,10 +56,11 @@ def make_requests(
         max_new_tokens=config.max_response_length,
         stop_token_ids=stop,
     )
+    each = [params] * config.n + [replace(params, temperature=0.0)] * greedy
     return [
-        Request(prompt=prompt, index=index, seed=sample_seed(seed, step, prompt.id, index), params=params)
+        Request(prompt=prompt, index=index, seed=sample_seed(seed, step, prompt.id, index), params=own)
         for prompt in prompts
-        for index in range(config.n)
+        for index, own in enumerate(each)
     ]
 
 

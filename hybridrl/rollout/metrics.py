@@ -29,6 +29,18 @@ def response_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
+def staleness_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """`staleness/mean`, `/max`: how many weight versions before `version`, that of the update, tokens were drawn.
+
+    Over the policy's own tokens; zeros where there are none.
+    """
+    ages = [version - v for s in samples for v, own in zip(s.versions, s.mask, strict=True) if own]
+    return {
+        "staleness/mean": sum(ages) / max(1, len(ages)),
+        "staleness/max": float(max(ages, default=0)),
+    }
+
+
 def _duplicates(samples: Sequence[Sample]) -> float:
     groups: dict[int, list[tuple[int, ...]]] = {}
     for sample in samples:

@@ -98,3 +98,12 @@ class Sample:
                 f"prompt {self.prompt.id}, sample {self.index}: {len(self.response_ids)} tokens came with "
                 f"{len(self.log_probs)} log-probs, {len(self.versions)} versions and {len(self.mask)} mask entries"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The samples of one prompt, in the order of their indices."""
+
+    samples: tuple[Sample, ...]
+    greedy: Sample | None = None
+    """The prompt's likeliest response, judged as a baseline and not trained."""

@@ -1,39 +1,53 @@
-"""What is known of a global batch before it is cut: advantages, token weights, the gap between trainer and engine."""
+"""A step's batch as its updates take it: mini-batches, the tokens' weights, and the metrics of all updates together."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 
-from hybridrl.algorithms.advantages import ADVANTAGES
 from hybridrl.algorithms.aggregate import token_weights
-from hybridrl.algorithms.kl import KL_ESTIMATORS
-from hybridrl.config.schema import AlgorithmConfig
-from hybridrl.rollout.samples import Sample
-from hybridrl.training.rows import Floats, Row
+from hybridrl.algorithms.covariance import covariances, select_highest, select_in_range
+from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.training.rows import Row
+from hybridrl.training.trained import Trained
 
 
-def estimate_advantages(samples: Sequence[Sample], algorithm: AlgorithmConfig, kl: "Floats | None" = None) -> Floats:
-    """[n] float32 advantages of judged samples, grouped by prompt id; failed samples get 0.
+def mini_batches(rows: Sequence[Row], trainer: TrainerConfig, step: int) -> Iterator[list[Row]]:
+    """The rows of each update of a step: `trainer.mini_batch_prompts` whole groups, `trainer.update_epochs` times over.
 
-    `kl` [n]: divergence of each response from the reference, subtracted from its reward times `algorithm.kl.coef`.
-    Raises ValueError if a sample that did not fail has no reward.
+    The first pass takes the prompts in their order, each further one in an order of its own by (seed, step, pass).
+    Raises ValueError where the rows are not `trainer.prompts_per_step` groups of one size.
     """
-    unjudged = [(s.prompt.id, s.index) for s in samples if s.reward is None and not s.failed]
-    if unjudged:
-        raise ValueError(f"samples without a reward (prompt, sample): {unjudged[:8]}; judge them before training")
-    rewards = torch.tensor([0.0 if s.failed or s.reward is None else s.reward for s in samples], dtype=torch.float64)
-    if kl is not None:
-        rewards = rewards - algorithm.kl.coef * torch.from_numpy(kl).double()
-    ids = torch.tensor([s.prompt.id for s in samples], dtype=torch.long)
-    valid = torch.tensor([not s.failed for s in samples], dtype=torch.bool)
-    advantages: Floats = ADVANTAGES[algorithm.advantage](rewards, ids, valid, normalize=algorithm.normalize).numpy()
-    return advantages
+    prompts = trainer.prompts_per_step
+    n, rest = divmod(len(rows), prompts)
+    if rest:
+        raise ValueError(f"{len(rows)} rows are not trainer.prompts_per_step={prompts} groups of one size")
+    size = trainer.mini_batch_prompts or prompts
+    order = list(range(prompts))
+    for epoch in range(trainer.update_epochs):
+        if epoch:
+            random.Random(f"{trainer.seed}/{step}/{epoch}").shuffle(order)
+        for start in range(0, prompts, size):
+            places = [group * n + i for group in order[start : start + size] for i in range(n)]
+            yield [replace(rows[place], index=index) for index, place in enumerate(places)]
 
 
-def with_advantages(rows: Sequence[Row], advantages: Floats) -> list[Row]:
-    """The rows with each response's advantage [n] on all its tokens."""
-    return [row.with_fields(advantages=float(a)) for row, a in zip(rows, advantages, strict=True)]
+def with_selection(rows: Sequence[Row], algorithm: AlgorithmConfig, seed: int) -> list[Row]:
+    """The rows of one whole update, with the tokens of high covariance marked (`selected`) where the loss asks for it.
+
+    Needs `old_log_probs` and `advantages`.
+    """
+    config = algorithm.covariance
+    if algorithm.policy_loss not in ("clip_cov", "kl_cov"):
+        return list(rows)
+    trained = Trained(rows)
+    cov = covariances(trained.values("old_log_probs"), trained.values("advantages"))
+    if algorithm.policy_loss == "kl_cov":
+        return trained.write(selected=select_highest(cov, fraction=config.fraction))
+    return trained.write(
+        selected=select_in_range(cov, low=config.low, high=config.high, fraction=config.fraction, seed=seed)
+    )
 
 
 def with_weights(rows: Sequence[Row], aggregate: str, norm: int | None) -> list[Row]:
@@ -43,38 +57,13 @@ def with_weights(rows: Sequence[Row], aggregate: str, norm: int | None) -> list[
     return [row.with_fields(weights=w) for row, w in zip(rows, weights, strict=True)]
 
 
-def sequence_kl(rows: Sequence[Row], estimator: str) -> Floats:
-    """[n] float32: KL of each response from the reference, summed over its trained tokens.
-
-    Needs `old_log_probs` and `ref_log_probs`.
-    """
-    sums = [
-        KL_ESTIMATORS[estimator](*(torch.tensor(r.fields[k][r.mask]) for k in ("old_log_probs", "ref_log_probs")))
-        .sum()
-        .item()
-        for r in rows
-    ]
-    return np.asarray(sums, np.float32)
-
-
-def mismatch(rows: Sequence[Row]) -> dict[str, float]:
-    """How far the trainer's log-probs of the sampled tokens are from the engine's, over trained tokens.
-
-    Needs `old_log_probs` and `rollout_log_probs`. Zeros where nothing is trained.
-    """
-    gaps = [np.abs(r.fields["old_log_probs"] - r.fields["rollout_log_probs"])[r.mask] for r in rows]
-    gap = np.concatenate(gaps) if gaps else np.zeros(0, np.float32)
-    some = len(gap) > 0
-    return {
-        "mismatch/logprob_abs_mean": float(gap.mean(dtype=np.float64)) if some else 0.0,
-        "mismatch/logprob_abs_max": float(gap.max()) if some else 0.0,
-    }
-
-
 TOTALS = ("tokens/trained", "micro_batches", "update/skipped")
 """Metrics of an update that add up over the updates of a step; the others are averaged."""
 
 
 def combine(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of a step from those of its updates."""
-    return {key: sum(update[key] for update in updates) / (1 if key in TOTALS else len(updates)) for key in updates[0]}
+    """The metrics of a step from those of its updates. Those of the ratio also for the last update alone, which is the
+    one whose samples are the most updates old."""
+    whole = {key: sum(update[key] for update in updates) / (1 if key in TOTALS else len(updates)) for key in updates[0]}
+    last = {f"{key}_last": value for key, value in updates[-1].items() if key.startswith("ratio/")}
+    return whole | {"updates": float(len(updates))} | (last if len(updates) > 1 else {})

@@ -11,8 +11,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from hybridrl.algorithms.kl import KL_ESTIMATORS
-from hybridrl.algorithms.policy_losses import POLICY_LOSSES
+from hybridrl.algorithms.kl import KL_ESTIMATORS, k3
+from hybridrl.algorithms.policy_losses import POLICY_LOSSES, TokenLoss
+from hybridrl.algorithms.segments import Segments
 from hybridrl.algorithms.supervised import sft
 from hybridrl.config.schema import AlgorithmConfig
 
@@ -43,7 +44,13 @@ class Loss(_Described, Protocol):
     """The loss of one update of a policy."""
 
     def __call__(
-        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+        self,
+        log_probs: Tensor,
+        entropy: Tensor,
+        fields: Mapping[str, Tensor],
+        mask: Tensor,
+        share: float,
+        segments: Segments,
     ) -> Shares:
         """A micro-batch's share of the loss (scalar, differentiable) and of each metric (scalars, detached).
 
@@ -52,6 +59,7 @@ class Loss(_Described, Protocol):
             fields: as `log_probs`, `weights` among them; entries outside the mask may hold anything.
             mask: bool, trained tokens.
             share: 1 / trained tokens of the whole batch, for metrics that are means over tokens.
+            segments: the response of each token, for losses that look at whole responses.
         """
 
 
@@ -71,6 +79,8 @@ class PolicyGradient:
 
     config: AlgorithmConfig
     aggregate_length: int | None = None
+    kl_coef: float | None = None
+    """Coefficient of the KL loss in place of the configuration's."""
 
     @property
     def aggregate(self) -> str:
@@ -78,43 +88,71 @@ class PolicyGradient:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        reference = ("ref_log_probs",) if self.config.kl.where == "loss" else ()
-        return ("advantages", "old_log_probs", *reference)
+        wanted = {
+            "ref_log_probs": self.config.kl.where == "loss",
+            "importance": self.config.correction.weight != "none",
+            "selected": self.selects,
+        }
+        return ("advantages", "old_log_probs", *(name for name, want in wanted.items() if want))
+
+    @property
+    def selects(self) -> bool:
+        """Whether the policy loss treats some tokens of the update apart (`selected`)."""
+        return "selected" in POLICY_LOSSES.wants(self.config.policy_loss)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return ("loss/total", "loss/policy", "loss/kl", "entropy", "ratio/mean", "ratio/clipped")
+        return ("loss/total", "loss/policy", "loss/kl", "entropy", "ratio/mean", "ratio/clipped", "ratio/kl")
 
     def __call__(
-        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+        self,
+        log_probs: Tensor,
+        entropy: Tensor,
+        fields: Mapping[str, Tensor],
+        mask: Tensor,
+        share: float,
+        segments: Segments,
     ) -> Shares:
         new, entropy, known = _masked(log_probs, entropy, fields, mask)
         algorithm, weights = self.config, known["weights"]
-        policy = POLICY_LOSSES[algorithm.policy_loss](
-            new,
-            known["old_log_probs"],
-            known["advantages"],
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-        )
-        loss = (weights * policy.loss).sum()
+        policy = self._policy(new, known, mask, segments)
+        loss = (weights * known.get("importance", 1) * policy.loss).sum()
         metrics = {
             "loss/policy": loss.detach(),
             "entropy": share * entropy.detach().sum(),
             "ratio/mean": share * (policy.ratio * mask).sum(),
             "ratio/clipped": share * (policy.clipped & mask).sum(),
+            "ratio/kl": share * k3(known["old_log_probs"], new.detach()).sum(),
         }
         kl_metric = torch.zeros_like(metrics["loss/policy"])
         if algorithm.kl.where == "loss":
             kl = (weights * KL_ESTIMATORS[algorithm.kl.estimator](new, known["ref_log_probs"])).sum()
-            loss = loss + algorithm.kl.coef * kl
+            loss = loss + (algorithm.kl.coef if self.kl_coef is None else self.kl_coef) * kl
             kl_metric = kl.detach()
         metrics["loss/kl"] = kl_metric
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * entropy).sum()
         metrics["loss/total"] = loss.detach()
         return loss, metrics
+
+    def _policy(self, new: Tensor, known: Mapping[str, Tensor], mask: Tensor, segments: Segments) -> TokenLoss:
+        """The registered policy loss, by token."""
+        algorithm = self.config
+        extra = {"selected": known["selected"] > 0} if self.selects else {}
+        found: TokenLoss = POLICY_LOSSES.call(
+            algorithm.policy_loss,
+            log_probs=new,
+            old_log_probs=known["old_log_probs"],
+            advantages=known["advantages"],
+            mask=mask,
+            segments=segments,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            covariance_coef=algorithm.covariance.coef,
+            **extra,
+        )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +165,13 @@ class Supervised:
     metrics: tuple[str, ...] = ("loss/total", "loss/sft", "entropy")
 
     def __call__(
-        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+        self,
+        log_probs: Tensor,
+        entropy: Tensor,
+        fields: Mapping[str, Tensor],
+        mask: Tensor,
+        share: float,
+        segments: Segments,
     ) -> Shares:
         new, entropy, known = _masked(log_probs, entropy, fields, mask)
         loss = (known["weights"] * sft(new)).sum()
@@ -138,11 +182,13 @@ class Supervised:
         }
 
 
-def make_loss(algorithm: AlgorithmConfig, max_response_length: int) -> PolicyGradient | Supervised:
-    """The loss of `algorithm.name`; ValueError lists the known names."""
+def make_loss(
+    algorithm: AlgorithmConfig, max_response_length: int, *, kl_coef: float | None = None
+) -> PolicyGradient | Supervised:
+    """The loss of `algorithm.name`; ValueError lists the known names. `kl_coef` stands in for `algorithm.kl.coef`."""
     length = max_response_length if algorithm.aggregate_length is None else algorithm.aggregate_length
     if algorithm.name == "grpo":
-        return PolicyGradient(config=algorithm, aggregate_length=length)
+        return PolicyGradient(config=algorithm, aggregate_length=length, kl_coef=kl_coef)
     if algorithm.name == "sft":
         return Supervised(aggregate=algorithm.aggregate, aggregate_length=length)
     raise ValueError(f"algorithm.name={algorithm.name!r} is none of grpo, sft")

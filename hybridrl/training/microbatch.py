@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybridrl.algorithms.segments import Segments
 from hybridrl.training.rows import Floats, Row
 
 
@@ -33,6 +34,8 @@ class MicroBatch:
     """[b, s] bool: whether the position itself is padding."""
     fields: dict[str, Tensor]
     """[b, s] float32, of that token; 0 where there is none."""
+    segments: Segments
+    """The row of each position, counted in the order of `rows`."""
     lengths: tuple[int, ...] | None
     """Packed: lengths of the sequences in the pack, a closing one of padding included. Padded: None."""
     starts: tuple[tuple[int, int], ...]
@@ -81,9 +84,11 @@ def make_micro_batch(
     starts, pack = _place(lengths, packing, shape[1])
     tokens, position_ids, labels = (np.zeros(shape, np.int64) for _ in range(3))
     mask, padding = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
+    owners = np.full(shape, len(chosen), np.int64)
     extra = {name: np.zeros(shape, np.float32) for name in fields}
-    for row, (b, s) in zip(chosen, starts, strict=True):
+    for place, (row, (b, s)) in enumerate(zip(chosen, starts, strict=True)):
         n = len(row)
+        owners[b, s : s + n] = place
         tokens[b, s : s + n] = row.token_ids
         padding[b, s : s + n] = False
         position_ids[b, s : s + n] = np.arange(n)
@@ -99,6 +104,7 @@ def make_micro_batch(
         mask=torch.from_numpy(mask).to(device),
         padding=torch.from_numpy(padding).to(device),
         fields={name: torch.from_numpy(array).to(device) for name, array in extra.items()},
+        segments=Segments(torch.from_numpy(owners).to(device), len(chosen)),
         lengths=pack,
         starts=starts,
         rows=tuple(indices),

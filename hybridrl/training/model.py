@@ -95,7 +95,7 @@ class TrainedModel:
         compute: Callable[..., Shares] = loss
 
         def consume(batch: MicroBatch, *outputs: Tensor) -> Tensor:
-            value, metrics = compute(*outputs, batch.fields, batch.mask, share)
+            value, metrics = compute(*outputs, batch.fields, batch.mask, share, batch.segments)
             sums.add_(torch.stack([metrics[name] for name in loss.metrics]))
             return value
 

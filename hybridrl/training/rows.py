@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from hybridrl.rollout.samples import Sample
+from hybridrl.rollout.samples import Finish, Sample
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -29,8 +29,8 @@ class Row:
     mask: Bools
     """[length] bool: True for trained tokens."""
     fields: dict[str, Floats] = field(default_factory=dict)
-    """[length] float32 each: `advantages`, `old_log_probs`, `ref_log_probs`, `rollout_log_probs`, `weights`. Entries
-    of tokens that are not trained mean nothing."""
+    """[length] float32 each: `advantages`, `old_log_probs`, `ref_log_probs`, `rollout_log_probs`, `weights`, and where
+    asked for `importance` and `selected`. Entries of tokens that are not trained mean nothing."""
 
     def __post_init__(self) -> None:
         shapes = {name: array.shape for name, array in {"mask": self.mask, **self.fields}.items()}
@@ -61,12 +61,15 @@ class Row:
         return replace(self, fields={**self.fields, **arrays})
 
 
-def rows_from_samples(samples: Sequence[Sample]) -> list[Row]:
-    """One row a sample, in order, with `rollout_log_probs`. A failed sample keeps its place and trains nothing."""
+def rows_from_samples(samples: Iterable[Sample], *, filter_truncated: bool = False) -> list[Row]:
+    """One row a sample, in order, with `rollout_log_probs`. A failed sample keeps its place and trains nothing.
+
+    So does, with `filter_truncated`, one that was cut at a limit of length (DAPO, Yu et al. 2025, section 3.4).
+    """
     rows = []
     for index, sample in enumerate(samples):
         prompt = len(sample.prompt.token_ids)
-        kept = not sample.failed
+        kept = not sample.failed and not (filter_truncated and sample.finish is Finish.LENGTH)
         rows.append(
             Row(
                 index=index,

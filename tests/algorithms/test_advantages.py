@@ -72,7 +72,7 @@ def test_wrong_inputs_are_named():
         advantages([1, 0], normalize="std")
     with pytest.raises(ValueError, match="one length"):
         grpo(torch.zeros(2), torch.zeros(3))
-    with pytest.raises(ValueError, match=r"no advantage estimator is named 'gpro'; there are grpo"):
+    with pytest.raises(ValueError, match=r"no advantage estimator is named 'gpro'; there are gpg, grpo"):
         ADVANTAGES["gpro"]
 
 

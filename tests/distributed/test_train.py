@@ -65,13 +65,13 @@ def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool
     }
 
 
-@pytest.mark.parametrize("where", ["loss", "reward"])
+@pytest.mark.parametrize("where", ["loss", "reward", "return"])
 def test_a_divergence_starts_at_zero_and_grows_with_the_policy(pool: WorkerPool, tmp_path: Path, where: str) -> None:
     # The reference is the policy as the warm start left it, not the model's folder.
     start = ("warm_start.steps=40", "warm_start.batch_size=64")
     options = (f"algorithm.kl.where={where}", "algorithm.kl.coef=0.01", "optimizer.lr=3e-3", *start)
     records = launch(pool, tmp_path / "run", *options, "trainer.export_final=false")
-    divergence = [record["loss/kl" if where == "loss" else "reward/kl"] for record in records]
+    divergence = [record["loss/kl" if where == "loss" else "kl/response"] for record in records]
     assert divergence[0] == 0
     assert divergence[-1] > 1e-3
 
@@ -97,8 +97,8 @@ def test_a_judge_that_always_fails_costs_samples_and_not_the_run(pool: WorkerPoo
 
 
 def test_a_mismatch_over_the_limit_ends_the_run(pool: WorkerPool, tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"MismatchError.*trainer\.max_mismatch=1e-12"):
-        launch(pool, tmp_path / "run", "trainer.max_mismatch=1e-12")
+    with pytest.raises(WorkerError, match=r"MismatchError.*mismatch\.stop\.mean=1e-12"):
+        launch(pool, tmp_path / "run", "mismatch.stop.mean=1e-12")
 
 
 def test_a_data_set_smaller_than_a_batch_is_refused_before_a_model_is_built(pool: WorkerPool, tmp_path: Path) -> None:

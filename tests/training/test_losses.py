@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybridrl.algorithms.segments import Segments
 from hybridrl.config.schema import AlgorithmConfig, KlConfig
 from hybridrl.training.batch import with_weights
 from hybridrl.training.losses import make_loss
@@ -50,7 +51,7 @@ def run(rows, loss, cut, packing, table, poison=None):
         if poison is not None:
             log_probs, entropy = (torch.where(batch.mask, x, poison) for x in (log_probs, entropy))
             fields = {k: torch.where(batch.mask, v, torch.full_like(v, poison)) for k, v in fields.items()}
-        part, metrics = loss(log_probs, entropy, fields, batch.mask, share)
+        part, metrics = loss(log_probs, entropy, fields, batch.mask, share, batch.segments)
         total = total + part
         for name, value in metrics.items():
             sums[name] = sums.get(name, 0.0) + float(value)
@@ -101,11 +102,21 @@ def test_on_policy_gradient_is_the_advantage_weighted_score():
         "old_log_probs": log_probs.detach().clone(),
         "weights": torch.tensor([0.5, 0.5]),
     }
-    value, metrics = loss(log_probs, torch.ones(2), fields, torch.tensor([True, True]), 0.5)
+    value, metrics = loss(
+        log_probs, torch.ones(2), fields, torch.tensor([True, True]), 0.5, Segments(torch.tensor([0, 0]), 1)
+    )
     value.backward()
     assert log_probs.grad.tolist() == pytest.approx([-1.0, 0.5])
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(
-        {"loss/policy": -0.5, "loss/total": -0.5, "loss/kl": 0, "entropy": 1, "ratio/mean": 1, "ratio/clipped": 0}
+        {
+            "loss/policy": -0.5,
+            "loss/total": -0.5,
+            "loss/kl": 0,
+            "entropy": 1,
+            "ratio/mean": 1,
+            "ratio/clipped": 0,
+            "ratio/kl": 0,
+        }
     )
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hybridrl.config.schema import AlgorithmConfig
 from hybridrl.rollout.samples import Finish, Prompt, Sample
-from hybridrl.training.batch import estimate_advantages, mismatch, sequence_kl, with_advantages, with_weights
+from hybridrl.training.batch import with_weights
 from hybridrl.training.microbatch import make_micro_batch
 from hybridrl.training.rows import Row, rows_from_examples, rows_from_samples
 
@@ -50,6 +49,13 @@ def test_failed_and_empty_samples_keep_their_place_and_train_nothing():
     assert [row.index for row in rows] == [0, 1, 2]
 
 
+def test_truncated_samples_can_be_left_out():
+    samples = [make_sample(0, 0, [5], [1]), make_sample(0, 1, [5], [2])]
+    samples[1].finish = Finish.LENGTH
+    assert [row.trained for row in rows_from_samples(samples)] == [1, 1]
+    assert [row.trained for row in rows_from_samples(samples, filter_truncated=True)] == [1, 0]
+
+
 def test_malformed_rows_are_refused():
     with pytest.raises(ValueError, match=r"row 3 has 2 tokens, but .*mask"):
         Row(index=3, token_ids=np.zeros(2, np.int64), mask=np.zeros(3, np.bool_))
@@ -61,38 +67,9 @@ def test_malformed_rows_are_refused():
         make_row(0, 0, mask=[])
 
 
-def test_advantages_of_samples_go_by_prompt_id():
-    samples = [make_sample(g, i, [1], [2], reward=r) for i, (g, r) in enumerate([(7, 1), (9, 0), (7, 1), (9, 1)])]
-    samples.append(make_sample(9, 4, [1], [2], reward=None, failed=True))
-    advantages = estimate_advantages(samples, AlgorithmConfig())
-    assert advantages.tolist() == pytest.approx([0, -0.707106, 0, 0.707106, 0], abs=1e-6)
-    rows = with_advantages(rows_from_samples(samples), advantages)
-    assert rows[3].fields["advantages"].tolist() == pytest.approx([0.707106] * 2, abs=1e-6)
-
-
-def test_kl_in_the_reward_lowers_it_before_the_group_is_compared():
-    algorithm = AlgorithmConfig(normalize="none")
-    algorithm.kl.coef = 0.5
-    samples = [make_sample(0, i, [1], [2], reward=1.0) for i in range(2)]
-    assert estimate_advantages(samples, algorithm, np.array([0.0, 2.0], np.float32)).tolist() == [0.5, -0.5]
-    row = make_row(0, 3, old_log_probs=[9, -1, -2], ref_log_probs=[7, -2, -1])
-    assert sequence_kl([row, make_row(1, 1, old_log_probs=[0], ref_log_probs=[0])], "k2").tolist() == [1.0, 0.0]
-
-
-def test_unjudged_samples_are_refused():
-    with pytest.raises(ValueError, match=r"without a reward .*\(4, 0\)"):
-        estimate_advantages([make_sample(4, 0, [1], [2], reward=None)], AlgorithmConfig())
-
-
 def test_weights_are_taken_over_all_rows_given():
     rows = with_weights([make_row(0, 3), make_row(1, 1), make_row(2, 7)], "seq_mean_token_mean", None)
     assert [float(r.fields["weights"][0]) for r in rows] == pytest.approx([1 / 4, 0, 1 / 12])
-
-
-def test_mismatch_is_over_trained_tokens_only():
-    row = make_row(0, 3, [False, True, False], old_log_probs=[9, -1, 9], rollout_log_probs=[0, -1.5, 0])
-    assert mismatch([row]) == {"mismatch/logprob_abs_mean": 0.5, "mismatch/logprob_abs_max": 0.5}
-    assert set(mismatch([]).values()) == {0.0}
 
 
 def test_a_pack_never_trains_a_row_on_the_next_rows_first_token():
@@ -103,6 +80,7 @@ def test_a_pack_never_trains_a_row_on_the_next_rows_first_token():
     assert batch.mask.tolist() == [[True, True, False, True, False, False, False, False]]
     assert batch.fields["weights"].tolist() == [[1, 2, 0, 3, 0, 0, 0, 0]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+    assert batch.segments.ids.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]]
     assert batch.lengths == (3, 2, 3)
     assert batch.real_tokens == 5
 
@@ -114,6 +92,7 @@ def test_padded_rows_lie_one_above_the_other():
     assert batch.labels.tolist() == [[201, 0, 0, 0], [101, 102, 0, 0]]
     assert batch.fields["weights"].tolist() == [[3, 0, 0, 0], [1, 2, 0, 0]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3]] * 2
+    assert batch.segments.ids.tolist() == [[0, 0, 2, 2], [1, 1, 1, 2]]
     assert batch.lengths is None
 
 

@@ -15,6 +15,8 @@ class TrainerConfig:
     """Prompts a rollout; samples = prompts · rollout.n."""
     mini_batch_prompts: int | None = None
     """Prompts an optimizer update; None takes all of a step in one update."""
+    update_epochs: int = 1
+    """Passes over a step's samples; each after the first takes the prompts in an order of its own."""
     max_tokens_per_micro_batch: int = 4096
     """Token budget of a micro-batch on one data-parallel rank, padding included."""
     micro_batch_size: int | None = None
@@ -26,8 +28,6 @@ class TrainerConfig:
     name: str = "run"
     max_nonfinite_steps: int = 3
     """Updates with a non-finite gradient in a row before the run ends."""
-    max_mismatch: float | None = None
-    """Mean |log-prob difference| of trainer and engine above which the run ends; None only reports it."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     export_final: bool = True

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
+from hybridrl.config.validate.algorithm import algorithm_problems, updates_a_step
 
 
 def learning_problems(config: Config) -> Iterator[str]:
@@ -22,18 +23,9 @@ def _supervised(config: Config) -> Iterator[str]:
 
 
 def _reinforced(config: Config) -> Iterator[str]:
-    algorithm, rewards = config.algorithm, config.rewards
-    if algorithm.advantage == "grpo" and config.rollout.n == 1:
-        yield (
-            "rollout.n=1 with algorithm.advantage=grpo: a group of one has no other sample to compare with, so every "
-            "advantage is 0 and nothing is learnt; set rollout.n to 2 or more"
-        )
-    if algorithm.kl.where != "none" and algorithm.kl.coef == 0:
-        yield (
-            f"algorithm.kl.coef=0 with algorithm.kl.where={algorithm.kl.where}: a reference model would be held for "
-            "nothing; set a coefficient over 0, or algorithm.kl.where=none"
-        )
-    if not rewards.judges and algorithm.name != "distill":
+    rewards = config.rewards
+    yield from algorithm_problems(config)
+    if not rewards.judges and config.algorithm.name != "distill":
         yield "rewards.judges is empty: without a judge every reward is 0; name one, as rewards.judges=[{name: exact}]"
     elif rewards.judges and all(judge.weight == 0 for judge in rewards.judges):
         yield "rewards.judges: every weight is 0, so every reward is 0"
@@ -46,9 +38,7 @@ def _reinforced(config: Config) -> Iterator[str]:
 
 def _optimizer(config: Config) -> Iterator[str]:
     optimizer, trainer = config.optimizer, config.trainer
-    updates = trainer.steps * max(
-        1, trainer.prompts_per_step // (trainer.mini_batch_prompts or trainer.prompts_per_step)
-    )
+    updates = trainer.steps * updates_a_step(config)
     if optimizer.name == "sgd" and optimizer.distributed:
         yield (
             "optimizer.name=sgd with optimizer.distributed=true: Megatron's distributed optimizer shards Adam's state "
