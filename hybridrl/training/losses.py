@@ -66,7 +66,9 @@ class Loss(_Described, Protocol):
 class ScalarLoss(_Described, Protocol):
     """The loss of one update of a model with a scalar head."""
 
-    def __call__(self, values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float) -> Shares:
+    def __call__(
+        self, values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float, segments: Segments
+    ) -> Shares:
         """As `Loss`, of what the model says of each token instead of log-probs and entropy."""
 
 
