@@ -2,18 +2,13 @@
 
 import torch
 
-from hybridrl.algorithms.advantages import ADVANTAGES
-from hybridrl.algorithms.aggregate import AGGREGATES
-from hybridrl.algorithms.kl import KL_ESTIMATORS
-from hybridrl.algorithms.policy_losses import POLICY_LOSSES
 from hybridrl.config.load import hydra_main
 from hybridrl.config.schema import Config
-from hybridrl.files import cache_folder
 from hybridrl.inputs import Inputs, read_inputs
-from hybridrl.models import builtin
-from hybridrl.models.families import load_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.failure import recorded
+from hybridrl.planning.facts import load_checked
+from hybridrl.registered import NAMES
 from hybridrl.sampling_loop import collect
 from hybridrl.session import Session
 from hybridrl.training.batch import combine, mini_batches, with_selection
@@ -88,7 +83,7 @@ def demonstrations(session: Session, count: int) -> list[Row]:
 
 
 def _spec(config: Config) -> ModelSpec:
-    return load_spec(builtin.resolve(config.model.path, cache_folder()))
+    return load_checked(config)
 
 
 def _device(config: Config) -> str:
@@ -104,12 +99,7 @@ main = hydra_main(
     spec=_spec,
     device=_device,
     read=read_inputs,
-    names={
-        "algorithm.advantage": ADVANTAGES,
-        "algorithm.policy_loss": POLICY_LOSSES,
-        "algorithm.kl.estimator": KL_ESTIMATORS,
-        "algorithm.aggregate": AGGREGATES,
-    },
+    names=NAMES,
 )
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridrl"
 
 TIERS = [
-    {"train", "plan", "launch", "session", "inputs"},
+    {"train", "plan", "planning", "launch", "session", "inputs", "registered"},
     {"rollout", "training", "rewards", "environments", "data", "checkpoint"},
     {"memory"},
     {"reshard"},
@@ -24,7 +24,14 @@ TIERS = [
 LEAVES = {"hybridrl.files", "hybridrl.parallel.sizes"}
 """Modules that import nothing of ours, which any module may import."""
 PURE = ["config/**/*.py", "parallel/sizes.py", "models/spec.py", "models/weights.py", "reshard/layout*.py", "files.py"]
-PURE += ["reshard/layouts/*.py", "reshard/planner*.py", "reshard/plan.py", "reshard/boxes.py", "reshard/rounds.py"]
+PURE += [
+    "planning/*.py",
+    "reshard/layouts/*.py",
+    "reshard/planner*.py",
+    "reshard/plan.py",
+    "reshard/boxes.py",
+    "reshard/rounds.py",
+]
 FRAMEWORKS = {"torch", "megatron", "sglang", "transformers", "ray", "transformer_engine"}
 
 

@@ -14,6 +14,7 @@ from hybridrl.config.sections.data import DataConfig
 from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.config.sections.model import ModelConfig, ParallelConfig
 from hybridrl.config.sections.optimizer import OptimizerConfig, WarmStartConfig
+from hybridrl.config.sections.plan import PlanConfig
 from hybridrl.config.sections.preference import PreferenceConfig, TeacherConfig
 from hybridrl.config.sections.reshard import ReshardConfig
 from hybridrl.config.sections.rewards import JudgeConfig, RewardsConfig
@@ -40,6 +41,7 @@ __all__ = [
     "OptimizerConfig",
     "OverlongConfig",
     "ParallelConfig",
+    "PlanConfig",
     "PreferenceConfig",
     "ReshardConfig",
     "RewardsConfig",
@@ -71,3 +73,4 @@ class Config:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from hybridrl.config.compose import ConfigError, compose
 from hybridrl.config.defaults import resolve_defaults
+from hybridrl.config.folders import RECIPES
 from hybridrl.config.load import hydra_main, save_config
 from hybridrl.config.schema import Config
 from hybridrl.config.strict import build
@@ -105,7 +106,8 @@ def test_help_lists_the_recipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         start(monkeypatch, "--help")
     assert not error.value.code
     shown = capsys.readouterr().out
-    assert "recipe: grpo_smollm2_moe, grpo_tiny_moe, sft_tiny_moe" in shown
+    recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    assert f"recipe: {', '.join(recipes)}" in shown
     assert "torchrun --nproc-per-node" in shown
 
 

@@ -9,6 +9,9 @@ class ModelConfig:
 
     path: str = "???"
     """A Hugging Face folder (config, safetensors, tokenizer), or `builtin:tiny_moe`, which is made on first use."""
+    facts: str | None = None
+    """A name in `conf/model`, whose sizes the dry run takes where `path` is not here; training refuses a `path` that is
+    another model."""
     tokenizer: str | None = None
     """Folder of the tokenizer; None takes it from `path`."""
     dtype: str = "float32"

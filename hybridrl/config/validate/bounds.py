@@ -6,6 +6,7 @@ from functools import reduce
 from math import inf, isfinite
 from typing import Any
 
+from hybridrl.config.folders import CONF
 from hybridrl.config.schema import Config
 from hybridrl.config.strict import Problem
 from hybridrl.config.suggest import closest
@@ -108,6 +109,8 @@ BOUNDS: Mapping[str, Bound] = {
     **{f"trainer.{k}": COUNT for k in ("nodes", "ranks_per_node", "steps", "prompts_per_step", "mini_batch_prompts")},
     "trainer.update_epochs": COUNT,
     **{f"trainer.{k}": COUNT for k in ("max_tokens_per_micro_batch", "micro_batch_size", "logprob_chunk")},
+    "plan.mean_response_length": COUNT,
+    "plan.search_results": COUNT,
     "trainer.seed": NATURAL,
     "trainer.max_nonfinite_steps": COUNT,
     "trainer.stall_timeout_s": POSITIVE,
@@ -148,6 +151,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "optimizer.schedule": ("constant", "linear", "cosine"),
     "checkpoint.best_mode": ("max", "min"),
     "checkpoint.load": ("all", "weights"),
+    "plan.hardware": tuple(sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.export_dtype": ("source", "parameters", "float32", "bfloat16"),
 }

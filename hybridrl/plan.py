@@ -1,0 +1,104 @@
+"""The dry run: `python -m hybridrl.plan recipe=grpo_qwen3_30b_a3b trainer.nodes=4`, on any machine, without weights.
+
+Exit status: 0 the recipe fits its hardware, 2 its configuration cannot run, 3 it does not fit.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridrl.config.compose import compose_all
+from hybridrl.config.schema import Config
+from hybridrl.config.validate import validate
+from hybridrl.config.validate.bounds import CHOICES
+from hybridrl.files import file_aside
+from hybridrl.models.spec import ModelSpec
+from hybridrl.planning.advice import nearest
+from hybridrl.planning.estimate import Estimate, estimate
+from hybridrl.planning.facts import find_spec
+from hybridrl.planning.hardware import Hardware, find_hardware
+from hybridrl.planning.layouts import trained_weights
+from hybridrl.planning.page import write_page
+from hybridrl.planning.report import as_json, failed, render
+from hybridrl.planning.search import search
+from hybridrl.registered import NAMES
+
+FITS, WRONG, TOO_LARGE = 0, 2, 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with all that is needed to reckon with it; the rest is unknown where `errors` has any."""
+
+    config: Config
+    spec: ModelSpec | None
+    hardware: Hardware | None
+    errors: list[str]
+
+
+def prepare(overrides: Sequence[str], config_dir: str | None = None) -> Prepared:
+    """Composes and judges a configuration, without looking at this machine's files but for the model's own."""
+    found = compose_all(overrides, config_dir)
+    config, errors = found.config, [problem.text for problem in found.problems]
+    spec: ModelSpec | None = None
+    try:
+        spec = find_spec(config) if found.whole else None
+    except (ValueError, OSError) as error:
+        errors += found.untainted([str(error)])
+    errors += found.untainted(validate(config, spec, files=False, names=NAMES))
+    known = config.plan.hardware in CHOICES["plan.hardware"]
+    hardware = find_hardware(config.plan.hardware) if known else None
+    if hardware is not None and config.trainer.ranks_per_node > hardware.link.ranks_per_node:
+        errors.append(
+            f"trainer.ranks_per_node={config.trainer.ranks_per_node}: a node of plan.hardware={hardware.name} has "
+            f"{hardware.link.ranks_per_node} devices"
+        )
+    return Prepared(config, spec, hardware, errors)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hybridrl.plan", description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for hybridrl.train")
+    parser.add_argument("--config-dir", help="folder with recipes of your own (DIR/recipe/NAME.yaml)")
+    parser.add_argument("--json", type=Path, help="writes all figures there")
+    parser.add_argument("--html", type=Path, help="writes a page with plots there")
+    parser.add_argument("--cpu", action="store_true", help="reckon with the modules that run on CPUs")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = _parser().parse_intermixed_args(arguments)
+    prepared = prepare(options.overrides, options.config_dir)
+    found: Estimate | None = None
+    errors = list(prepared.errors)
+    if not errors and prepared.spec is not None and prepared.hardware is not None:
+        weights = trained_weights(prepared.spec, prepared.config)
+        try:
+            found = estimate(prepared.config, weights, prepared.hardware, cuda=not options.cpu)
+        except ValueError as error:
+            errors.append(str(error))
+    if found is None:
+        print("\n".join([f"{len(errors)} mistakes in the configuration:", *(f"  - {text}" for text in errors)]))
+        _write_json(options.json, failed(errors))
+        return WRONG
+    advice = None if found.fits else nearest(found)
+    choices = search(found) if prepared.config.plan.search else []
+    print(render(found, advice, choices))
+    _write_json(options.json, as_json(found, advice, choices))
+    if options.html is not None:
+        write_page(options.html, " ".join(options.overrides), found, advice, choices)
+    return FITS if found.fits else TOO_LARGE
+
+
+def _write_json(path: Path | None, content: object) -> None:
+    if path is not None:
+        with file_aside(path) as aside:
+            aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Who owns how many bytes of the fullest device, phase by phase, and of the host's memory beside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hybridrl.config.schema import Config
+from hybridrl.planning.activations import activations
+from hybridrl.planning.cache import KvCache, kv_cache
+from hybridrl.planning.hardware import Hardware
+from hybridrl.planning.layouts import Layouts, Shard, training_shard
+from hybridrl.planning.switches import Reshard
+
+PHASES = ("to_rollout", "rollout", "logprob", "update")
+PREFILL_TOKENS = 8192
+"""Tokens that the engine prefills at a time, SGLang's default on devices of 80 GB."""
+FP32 = 4
+
+Owners = dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """One rank's bytes."""
+
+    rank: int
+    phases: dict[str, Owners]
+    """By phase, then by owner."""
+    host: Owners
+    """In the host's memory."""
+    cache: KvCache
+
+    def total(self, phase: str) -> int:
+        return sum(self.phases[phase].values())
+
+    @property
+    def peak(self) -> int:
+        """Of the fullest phase, the cache apart, which takes what is left."""
+        return max(self.total(phase) - self.phases[phase].get("kv_cache", 0) for phase in self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The bytes of what a rank trains, without activations."""
+
+    parameters: int
+    gradients: int
+    masters: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        return self.masters + self.moments
+
+
+def trained(config: Config, layouts: Layouts, shard: Shard) -> Trained:
+    """Megatron's buffers and optimizer: gradients in float32; masters where parameters are not float32 themselves.
+
+    The distributed optimizer cuts dense state over DP·CP ranks, experts' over expert-data-parallel ones.
+    """
+    sizes, chosen = layouts.sizes, config.optimizer
+    dense, expert = shard.dense, shard.expert
+    if chosen.distributed:
+        dense, expert = -(-dense // (sizes.dp * sizes.cp)), -(-expert // sizes.edp)
+    states = 2 if chosen.name == "adam" else int(chosen.momentum > 0)
+    return Trained(
+        parameters=shard.nbytes,
+        gradients=FP32 * (shard.dense + shard.expert),
+        masters=0 if config.model.dtype == "float32" else FP32 * (dense + expert),
+        moments=FP32 * states * (dense + expert),
+    )
+
+
+def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardware: Hardware, rank: int) -> RankMemory:
+    """The bytes of one rank; `reshard` is None where nothing is generated (supervised training)."""
+    fused = layouts.transformer_engine
+    own = trained(config, layouts, training_shard(layouts, rank))
+    stage = layouts.sizes.coordinates(rank).pp
+    forward = activations(config, layouts.spec, stage, fused=fused, backward=False).total
+    backward = activations(config, layouts.spec, stage, fused=fused).total
+    staging = reshard.staging_bytes(rank) if reshard else 0
+    always = {"parameters": own.parameters, "staging": staging}
+    update = {
+        **always,
+        "gradients": own.gradients,
+        "masters": own.masters,
+        "moments": own.moments,
+        "activations": backward,
+    }
+    if reshard is None:
+        return RankMemory(rank=rank, phases={"update": update}, host={}, cache=_no_cache())
+    rollout, leaves = _rollout(config, layouts, reshard, hardware, rank, own, always)
+    cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values())))
+    to_rollout = {name: size for name, size in rollout.items() if name != "activations"}
+    reference = _reference(config, own)
+    phases = {
+        "to_rollout": to_rollout,
+        "rollout": {**rollout, "kv_cache": cache.nbytes},
+        "logprob": {**always, "activations": forward, **({} if leaves else _optimizer(own))},
+        "update": update,
+    }
+    return RankMemory(
+        rank=rank,
+        phases={name: owners | reference.device for name, owners in phases.items()},
+        host=dict(_host(config, own, reshard.aliased_bytes(rank), leaves)) | reference.host,
+        cache=cache,
+    )
+
+
+@dataclass(frozen=True)
+class _Reference:
+    device: Owners
+    host: Owners
+
+
+def _reference(config: Config, own: Trained) -> _Reference:
+    """A reference model waits in the host's memory and scores in the training parameters' place."""
+    if config.algorithm.kl.where == "none":
+        return _Reference({}, {})
+    owner = {"reference": own.parameters}
+    return _Reference(owner, {}) if config.memory.reference == "none" else _Reference({}, owner)
+
+
+def _optimizer(own: Trained) -> Owners:
+    return {"masters": own.masters, "moments": own.moments}
+
+
+def _rollout(
+    config: Config, layouts: Layouts, reshard: Reshard, hardware: Hardware, rank: int, own: Trained, always: Owners
+) -> tuple[Owners, bool]:
+    """What is on the device beside the KV cache while it generates, and whether the optimizer's state has left."""
+    spec, sizes = layouts.spec, layouts.engine_sizes
+    aliased, engine = reshard.aliased_bytes(rank), reshard.engine_bytes(rank)
+    kept = own.parameters if config.memory.parameters == "keep" else aliased
+    together = kv_cache(config, layouts, None).sequences
+    work = PREFILL_TOKENS * spec.hidden_size * 10 * 2 + together // sizes.dp * spec.vocab_size * 3 * FP32
+    found = {**always, "parameters": kept, "engine": engine - aliased, "activations": work}
+    if config.memory.gradients == "keep":
+        found["gradients"] = own.gradients
+    place = config.memory.optimizer
+    wanted = kv_cache(config, layouts, None).nbytes
+    fits = sum(found.values()) + own.optimizer + wanted + config.memory.margin_bytes <= hardware.memory_bytes
+    leaves = place in ("host", "disk") or (place == "auto" and not fits)
+    return (found, True) if leaves else (found | _optimizer(own), False)
+
+
+def _host(config: Config, own: Trained, aliased: int, leaves: bool) -> Iterator[tuple[str, int]]:
+    """What lies in the host's memory during a rollout."""
+    on_disk = config.memory.optimizer == "disk" or (config.memory.optimizer == "auto" and config.memory.arena == "disk")
+    if leaves and not on_disk:
+        yield "masters", own.masters
+        yield "moments", own.moments
+    if config.memory.parameters == "offload" and config.memory.arena != "disk":
+        yield "parameters", own.parameters - aliased
+
+
+def _no_cache() -> KvCache:
+    return KvCache(token_bytes=0, wanted_tokens=0, tokens=0, sequences=0)

@@ -1,0 +1,196 @@
+"""The command line of the dry run, and its figures against numbers reckoned by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridrl.config.compose import compose
+from hybridrl.config.schema import Config
+from hybridrl.plan import FITS, TOO_LARGE, WRONG, main, prepare
+from hybridrl.planning.activations import activations, micro_batches
+from hybridrl.planning.advice import nearest
+from hybridrl.planning.cache import token_bytes
+from hybridrl.planning.compute import params_of, weight_bytes, work_of
+from hybridrl.planning.estimate import Estimate, estimate
+from hybridrl.planning.hardware import find_hardware
+from hybridrl.planning.layouts import Layouts, trained_weights, training_shard
+from hybridrl.planning.memory import trained
+from hybridrl.planning.search import search
+from hybridrl.reshard.explain import find_model
+
+QWEN = "recipe=grpo_qwen3_30b_a3b"
+
+
+def planned(*overrides: str) -> Estimate:
+    found = prepare([*overrides])
+    assert found.errors == []
+    assert found.spec is not None
+    assert found.hardware is not None
+    return estimate(found.config, trained_weights(found.spec, found.config), found.hardware)
+
+
+def test_a_recipe_that_fits_exits_with_0_and_writes_what_programs_read(tmp_path: Path) -> None:
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    assert main([QWEN, "trainer.nodes=4", "--json", str(file), "--html", str(page)]) == FITS == 0
+    found = json.loads(file.read_text())
+    assert found["fits"] is True
+    assert found["errors"] == []
+    assert found["world"] == 32
+    assert {"to_rollout", "to_training"} == set(found["switches"])
+    assert found["batch"]["samples"] == 128 * 8
+    assert found["batch"]["samples_per_rank"] == 128
+    assert found["step_seconds"]["total"] == pytest.approx(
+        sum(seconds for name, seconds in found["step_seconds"].items() if name != "total")
+    )
+    for phase in found["memory"].values():
+        assert phase["total"] == sum(size for owner, size in phase.items() if owner != "total")
+    html = page.read_text()
+    assert html.count("data:image/png;base64,") == 4
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_all_mistakes_are_told_at_once_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    wrong = ["parallel.tp=3", "rollout.ep=7", "optimizer.lrr=1", "plan.hardware=h10", "algorithm.policy_loss=ppoclip"]
+    assert main([QWEN, *wrong, "--json", str(file)]) == WRONG == 2
+    found = json.loads(file.read_text())
+    assert found["fits"] is False
+    text = "\n".join(found["errors"])
+    for part in (
+        "parallel.tp=3",
+        "rollout.ep=7",
+        "optimizer.lrr",
+        "plan.hardware=h10",
+        "algorithm.policy_loss=ppoclip",
+    ):
+        assert part in text, part
+        assert part in capsys.readouterr().out or part != "parallel.tp=3"
+
+
+def test_too_many_ranks_for_a_node_is_a_mistake() -> None:
+    found = prepare([QWEN, "trainer.ranks_per_node=16"])
+    assert any("trainer.ranks_per_node=16" in text and "8 devices" in text for text in found.errors)
+
+
+def test_a_model_that_is_nowhere_is_a_mistake() -> None:
+    assert any("model.facts" in text for text in prepare([QWEN, "model.facts=null"]).errors)
+    assert any("model.facts=qwen9" in text for text in prepare([QWEN, "model.facts=qwen9"]).errors)
+
+
+def test_a_recipe_that_does_not_fit_exits_with_3_and_names_a_change_that_does(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    tight = [QWEN, "model.recompute=none", "trainer.max_tokens_per_micro_batch=32768"]
+    assert main([*tight, "--json", str(file)]) == TOO_LARGE == 3
+    found = json.loads(file.read_text())
+    assert any("update" in text and "GiB" in text for text in found["shortages"])
+    assert found["advice"]
+    assert main([*tight, *found["advice"].split()]) == FITS
+
+
+def test_the_nearest_change_is_the_cheapest_that_helps() -> None:
+    found = planned(QWEN, "model.recompute=none", "trainer.max_tokens_per_micro_batch=32768")
+    assert not found.fits
+    advice = nearest(found)
+    assert advice is not None
+    assert str(advice) == "model.recompute=full"
+
+
+def test_the_search_only_shows_layouts_that_fit_and_the_shortest_step_first() -> None:
+    found = planned("recipe=grpo_mixtral_8x7b", "plan.search_results=4")
+    choices = search(found)
+    assert choices
+    assert all(one.estimate.fits for one in choices)
+    seconds = [one.estimate.step.total for one in choices]
+    assert seconds == sorted(seconds)
+    assert seconds[0] <= found.step.total * 1.001
+
+
+def test_parameters_are_the_published_ones() -> None:
+    for name, total, active in (
+        ("qwen3_30b_a3b", 30.5e9, 3.3e9),
+        ("qwen3_235b_a22b", 235e9, 22e9),
+        ("deepseek_v3", 671e9, 37e9),
+        ("mixtral_8x7b", 46.7e9, 12.9e9),
+    ):
+        weights = trained_weights(find_model(name), Config())
+        found = params_of(weights)
+        assert found[0] == pytest.approx(total, rel=0.01), name
+        assert found[1] == pytest.approx(active, rel=0.03), name
+
+
+def test_the_bytes_of_a_cached_token() -> None:
+    qwen, deepseek = (find_model(name) for name in ("qwen3_30b_a3b", "deepseek_v3"))
+    assert token_bytes(qwen, 1) == 48 * 2 * 4 * 128 * 2
+    assert token_bytes(qwen, 4) == 48 * 2 * 1 * 128 * 2
+    assert token_bytes(qwen, 8) == token_bytes(qwen, 4)  # heads are replicated
+    assert token_bytes(deepseek, 8) == 61 * (512 + 64) * 2
+
+
+def test_optimizer_state_is_cut_over_its_own_replicas() -> None:
+    config = compose([QWEN, "trainer.nodes=4"])
+    layouts = Layouts(config, trained_weights(find_model("qwen3_30b_a3b"), config), transformer_engine=True)
+    shard = training_shard(layouts, 0)
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert shard.expert == experts // 8
+    found = trained(config, layouts, shard)
+    assert found.gradients == 4 * (shard.dense + shard.expert)
+    assert found.masters == 4 * (-(-shard.dense // 8) + shard.expert // 4)
+    assert found.moments == 2 * found.masters
+    whole = compose([QWEN, "trainer.nodes=4", "optimizer.distributed=false", "model.dtype=float32"])
+    other = trained(whole, Layouts(whole, layouts.weights, transformer_engine=True), shard)
+    assert other.masters == 0
+    assert other.moments == 8 * (shard.dense + shard.expert)
+
+
+def test_every_expert_is_read_where_many_sequences_decode_together() -> None:
+    config = compose([QWEN])
+    layouts = Layouts(config, trained_weights(find_model("qwen3_30b_a3b"), config), transformer_engine=True)
+    one, many = weight_bytes(layouts, 1), weight_bytes(layouts, 10_000)
+    experts = 48 * 128 * 3 * 2048 * 768 * 2 / 4
+    assert many - one == pytest.approx(experts * (1 - 8 / 128), rel=1e-6)
+
+
+def test_operations_of_a_token_are_twice_the_weights_it_meets() -> None:
+    weights = trained_weights(find_model("qwen3_30b_a3b"), Config())
+    spec, work = weights.spec, work_of(weights)
+    assert work.token == pytest.approx(2 * (params_of(weights)[1] - spec.vocab_size * spec.hidden_size))
+    assert work.pair == 2 * 48 * 32 * 256
+
+
+def test_pipeline_stages_hold_as_many_micro_batches_as_are_in_flight() -> None:
+    config = compose([QWEN, "parallel.pp=4", "parallel.tp=2", "model.recompute=none"])
+    spec = find_model("qwen3_30b_a3b")
+    assert micro_batches(config) == 1024
+    kept = [activations(config, spec, stage, fused=True).layers for stage in range(4)]
+    assert [size / kept[3] for size in kept] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "phase", "owner"),
+    [
+        ("model.recompute=none", "update", "activations"),
+        ("trainer.max_tokens_per_micro_batch=9216", "update", "activations"),
+        ("parallel.tp=2", "update", "parameters"),
+        ("parallel.ep=4", "update", "gradients"),
+        ("optimizer.distributed=false", "update", "moments"),
+        ("memory.parameters=keep", "rollout", "parameters"),
+        ("memory.optimizer=none", "rollout", "masters"),
+        ("memory.gradients=keep", "rollout", "gradients"),
+        ("rollout.tp=8", "rollout", "engine"),
+        ("rollout.max_response_length=4096", "rollout", "kv_cache"),
+    ],
+)
+def test_every_choice_moves_the_owner_that_it_is_about(change: str, phase: str, owner: str) -> None:
+    before, after = planned(QWEN).memory, planned(QWEN, change).memory
+    assert before.phases[phase].get(owner, 0) != after.phases[phase].get(owner, 0)
+
+
+def test_hardware_files_are_whole() -> None:
+    for name in ("a100", "h100", "h200", "h800"):
+        assert find_hardware(name).memory_bytes > 70 * 2**30
+
+
+def test_facts_of_another_model_are_refused() -> None:
+    found = prepare(["recipe=grpo_tiny_moe", "model.facts=qwen3_30b_a3b"])
+    assert any("model.facts=qwen3_30b_a3b is another model" in t and "num_layers=" in t for t in found.errors)
