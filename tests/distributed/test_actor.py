@@ -45,10 +45,22 @@ CUTS = {
     "padded": {"packing": False},
     "padded-2": {"packing": False, "micro_batch_size": 2},
 }
-FAMILIES = ["glm4_moe_qk_norm", "mixtral", "qwen3_moe_tied", "qwen3_moe_mixed", "qwen3_tied", "qwen2", "llama_biased"]
+FAMILIES = [
+    "deepseek_moe",
+    "glm4_moe_qk_norm",
+    "mixtral",
+    "qwen3_moe_tied",
+    "qwen3_moe_mixed",
+    "qwen3_tied",
+    "qwen2",
+    "llama_biased",
+]
 FAMILY_DEFAULT = [
     ("engine", "tp2-ep2", "glm4_moe_qk_norm"),
     ("megatron", "pp2", "glm4_moe"),
+    ("engine", "tp2-ep2", "deepseek_moe"),
+    ("engine", "tp2-etp1", "moonlight_moe"),
+    ("megatron", "pp2", "deepseek_moe"),
 ]
 DEFAULT = [
     ("engine", "dp2", "packed-1"),

@@ -46,6 +46,8 @@ MODELS = (
     "mixtral",
     "glm4_moe",
     "glm4_moe_qk_norm",
+    "deepseek_moe",
+    "moonlight_moe",
     "qwen3",
     "qwen3_tied",
     "qwen2",
@@ -69,6 +71,10 @@ QUICK = {
     ("glm4_moe", "one rank"),
     ("glm4_moe", "tp2 ep2 etp1"),
     ("glm4_moe_qk_norm", "pp2"),
+    ("deepseek_moe", "one rank"),
+    ("deepseek_moe", "tp2 ep2 etp1"),
+    ("moonlight_moe", "tp2 etp1"),
+    ("moonlight_moe", "pp2 vpp2"),
     ("qwen3_moe", "tp4 over 2 kv heads"),
     ("qwen3_moe", "tp2 etp1"),
     ("qwen3_moe_tied", "tp4 ep2 over 2 kv heads"),
@@ -162,7 +168,14 @@ def for_model(model: str, parallel: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "model",
-    ["qwen3_moe_mixed", "glm4_moe_qk_norm", "llama_biased", *(pytest.param(m, marks=pytest.mark.full) for m in MODELS)],
+    [
+        "qwen3_moe_mixed",
+        "glm4_moe_qk_norm",
+        "deepseek_moe",
+        "moonlight_moe",
+        "llama_biased",
+        *(pytest.param(m, marks=pytest.mark.full) for m in MODELS),
+    ],
 )
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("order", ["engine", "megatron"])

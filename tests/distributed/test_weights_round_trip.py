@@ -39,9 +39,17 @@ QUICK = {
     ("qwen3_moe_tied", "pp2 vpp2"),
     ("qwen3", "tp4 over 2 kv heads"),
     ("llama", "dp2"),
+    ("deepseek_moe", "tp2 ep2 etp1"),
+    ("moonlight_moe", "pp2 vpp2"),
+    ("glm4_moe", "pp2 ep2"),
 }
 """One of each kind; the others are `full`."""
-QUICK_MEGATRON = {("qwen3_moe", "tp2 ep2 etp2"), ("mixtral", "pp2 ep2"), ("qwen3", "tp4 over 2 kv heads")}
+QUICK_MEGATRON = {
+    ("deepseek_moe", "tp2"),
+    ("qwen3_moe", "tp2 ep2 etp2"),
+    ("mixtral", "pp2 ep2"),
+    ("qwen3", "tp4 over 2 kv heads"),
+}
 """The same with parameters in Megatron's layout."""
 
 

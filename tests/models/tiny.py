@@ -40,6 +40,25 @@ SIGMOID: Mapping[str, Any] = {
     "topk_group": 1,
     "num_nextn_predict_layers": 0,
 }
+LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "initializer_range": 0.15,
+    "head_dim": None,
+}
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**MOE, "num_experts": 8}),
@@ -56,12 +75,20 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "glm4_moe",
         {**SIGMOID, "use_qk_norm": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "head_dim": 16},
     ),
+    "deepseek_moe": ("deepseek_v3", {**SIGMOID, **LATENT, "q_lora_rank": 20, "rope_parameters": YARN}),
+    "moonlight_moe": (
+        "deepseek_v3",
+        {**SIGMOID, **LATENT, "q_lora_rank": None, "n_group": 2, "topk_group": 1, "rms_norm_eps": 1e-3},
+    ),
     "llama_biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 """Name of a variant → model_type and the settings that differ from `BASE`."""
 
 FAMILY_NAMES = ("qwen3_moe", "mixtral", "qwen3", "qwen2", "llama")
 """One plain variant of each family."""
+
+NULLS = ("pad_token_id", "q_lora_rank")
+"""Settings that None is a value of; for the others it leaves the default."""
 
 
 @cache
@@ -100,7 +127,7 @@ def make_folder(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, settings = VARIANTS[variant]
-    chosen = {k: v for k, v in {**BASE, **settings, **changes}.items() if v is not None or k == "pad_token_id"}
+    chosen = {k: v for k, v in {**BASE, **settings, **changes}.items() if v is not None or k in NULLS}
     config = AutoConfig.for_model(model_type, **chosen)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20)

@@ -4,6 +4,7 @@
 patches (null: none) and without that one. Forking after the imports makes a job cost a second, not a start.
 """
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from hybridrl.config.schema import Config, ModelConfig, ParallelConfig
 from hybridrl.models.megatron.build import build_model, forward
-from hybridrl.models.spec import ModelSpec, MoeSpec
+from hybridrl.models.spec import MlaSpec, ModelSpec, MoeSpec
 from hybridrl.parallel import compat
 from hybridrl.parallel.groups import initialize
 from hybridrl.parallel.sizes import ParallelSizes
@@ -105,6 +106,12 @@ def _seed() -> None:
     initialize(ParallelSizes(world=1))
 
 
+def _latent_attention() -> None:
+    mla = MlaSpec(q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+    initialize(ParallelSizes(world=1))
+    build_model(dataclasses.replace(_spec(moe=False), mla=mla, qk_norm=False), Config())
+
+
 def _gate() -> None:
     """The router's product alone."""
     from megatron.core.transformer.moe.moe_utils import router_gating_linear
@@ -148,6 +155,7 @@ JOBS: dict[str, tuple[str, int, Callable[[], Any], str]] = {
     ),
     "dispatcher_stream": ("dispatcher_stream", 1, lambda: _build(moe=True), "CUDA"),
     "router_without_te": ("router_without_te", 1, _gate, "te_general_gemm"),
+    "latent_attention_without_te": ("latent_attention_without_te", 1, _latent_attention, "isinstance() arg 2"),
     "torch_adam_checkpoints, states": ("torch_adam_checkpoints", 1, _set_states_without_step, "step"),
     "torch_adam_checkpoints, steps": ("torch_adam_checkpoints", 1, _load_own_steps, "share 1 step tensors"),
     "tensor_cuda": ("tensor_cuda", 2, lambda: _build(tied=True, pp=2), "not compiled with CUDA"),

@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hybridrl.models.megatron.attention import CausalAttention
 from hybridrl.models.megatron.engine_attention import EngineAttention
+from hybridrl.models.megatron.latent_attention import LatentAttention
 from hybridrl.models.megatron.norm import RMSNorm
 from hybridrl.models.megatron.router import Router
 from hybridrl.models.megatron.stacked_experts import StackedExperts
@@ -34,7 +35,10 @@ def block_spec(
     )
     for layer in block.layer_specs:
         if local:
-            _use_local_modules(layer.submodules, qk_norm=spec.qk_norm)
+            _use_local_modules(layer.submodules, spec)
+        if spec.mla is not None:
+            layer.submodules.self_attention.module = LatentAttention
+            layer.submodules.self_attention.params["spec"] = spec
         if layer.submodules.mlp.module is MoELayer and spec.moe is not None:
             layer.submodules.mlp.submodules.router = partial(Router, moe=spec.moe)
         if engine_layout:
@@ -45,17 +49,24 @@ def block_spec(
     return block
 
 
-def _use_local_modules(layer: Any, *, qk_norm: bool) -> None:
+def _use_local_modules(layer: Any, spec: ModelSpec) -> None:
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = CausalAttention
-    if qk_norm:
+    if spec.mla is not None:
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif spec.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
 
 
 def _use_engine_layout(layer: Any) -> None:
-    """Dense MLPs and shared experts are [gate; up] on each rank already."""
-    layer.self_attention.module = EngineAttention
+    """Dense MLPs and shared experts are [gate; up] on each rank already.
+
+    Latent attention's projections up, which hold nearly all of it, are as the engine has them too; those down stay as
+    Megatron has them.
+    """
+    if layer.self_attention.module is not LatentAttention:
+        layer.self_attention.module = EngineAttention
     if layer.mlp.module is MoELayer:
         layer.mlp.submodules.experts = ModuleSpec(module=StackedExperts)
 

@@ -1,4 +1,4 @@
-"""Bugs of megatron-core 0.16 on any device: one without Transformer Engine, one without Transformer Engine and Apex."""
+"""Bugs of megatron-core 0.16 on any device: two without Transformer Engine, one without Transformer Engine and Apex."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,18 @@ def router_without_te() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+@patch(
+    where="MultiLatentAttention.__init__ (transformer/multi_latent_attention.py)",
+    reason="TypeError: isinstance() arg 2 must be a type; without Transformer Engine its classes are mocks",
+    general=True,
+)
+def latent_attention_without_te() -> None:
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
 
 
 @patch(
