@@ -86,7 +86,7 @@ class SingleWeights:
         back = proven(lambda: (invert_planner(there.plan.planner), there.slots), rank)
         agree(REFUSED, share(there.plan, trained, served, adopt))
         shared = {alias.destination for alias in there.plan.aliases}
-        self.region = region
+        self.region, self.engine_layout = region, engine
         self.engine_region = _settle({n: t for n, t in served.items() if n not in shared}, adopt, make_region)
         """Where the engine's parameters lie that it does not share."""
         agree(REFUSED, _strays(served, shared, self.engine_region))
@@ -116,6 +116,8 @@ class SingleWeights:
         }
         self.where = Where.TRAINING
         """Which side holds the weights."""
+        self.way_back: dict[str, float] = {}
+        """What `to_rollout` returns, of the last way back."""
         self._version = 0
 
     def to_rollout(self, version: int) -> dict[str, float]:
@@ -126,29 +128,37 @@ class SingleWeights:
 
         Raises WeightsStateError where the engine has them already, and SyncError as `Executor.run` does.
         """
+        self._require(Where.TRAINING, f"weights {version} cannot go to the rollout")
         self._version = version
-        return self._move(Where.TRAINING, Where.ROLLOUT)
+        return self._move(Where.ROLLOUT)
 
-    def to_training(self) -> dict[str, float]:
-        """Brings the weights back into the trainer's parameters, bit for bit; see `to_rollout`. Collective."""
-        return self._move(Where.ROLLOUT, Where.TRAINING)
+    def to_training(self) -> None:
+        """Brings the weights back into the trainer's parameters, bit for bit, unless they are there. Collective.
 
-    def require(self, where: Where, what: str) -> None:
-        """Raises WeightsStateError where `what` is to be done and the weights are elsewhere."""
-        if self.where is Where.NOWHERE:
-            raise WeightsStateError(
-                f"{what}: the weights were lost when weights {self._version} were half-way between trainer and "
-                "engine; start again from the last checkpoint"
-            )
-        if self.where is not where:
-            raise WeightsStateError(f"{what}: the weights are in {self.where.value}, and must be in {where.value}")
+        Raises WeightsStateError where they were lost, and SyncError as `Executor.run` does.
+        """
+        if self.where is not Where.TRAINING:
+            self._require(Where.ROLLOUT, f"weights {self._version} cannot go back to training")
+            self.way_back = self._move(Where.TRAINING)
+
+    def wait(self) -> None:
+        """Nothing: what `to_training` began has ended. Raises WeightsStateError where the trainer has no weights."""
+        self._require(Where.TRAINING, "the trainer's parameters cannot be used")
 
     def close(self) -> None:
         """Ends the transport."""
         self._transport.close()
 
-    def _move(self, start: Where, to: Where) -> dict[str, float]:
-        self.require(start, f"the weights cannot go to {to.value}")
+    def _require(self, where: Where, refused: str) -> None:
+        if self.where is Where.NOWHERE:
+            raise WeightsStateError(
+                f"{refused}: they were lost when weights {self._version} were half-way between trainer and engine; "
+                "start again from the last checkpoint"
+            )
+        if self.where is not where:
+            raise WeightsStateError(f"{refused}: the weights are in {self.where.value}, not in {where.value}")
+
+    def _move(self, to: Where) -> dict[str, float]:
         executor, paging = self._executors[to], self._paging[to]
         try:
             executor.run(self._version)

@@ -58,6 +58,10 @@ class Reference:
 class Actor(TrainedModel):
     """The policy that is trained."""
 
+    @property
+    def _in_region(self) -> bool:
+        return self.config.memory.parameters == "single"
+
     def log_probs(self, rows: Sequence[Row]) -> list[Floats]:
         """Log-prob of each token, by row, at the rollout's temperature; entry 0 of a row is 0."""
         return self.score(rows).log_probs

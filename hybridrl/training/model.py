@@ -15,9 +15,11 @@ from torch import Tensor
 
 from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.schema import Config
+from hybridrl.memory.region import Region, region_bytes
 from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
 from hybridrl.models.megatron.config import uses_transformer_engine
+from hybridrl.models.megatron.rebind import parameter_bytes, rebind
 from hybridrl.models.megatron.router import take_balance
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
@@ -33,6 +35,7 @@ from hybridrl.training.rows import Floats, Row
 from hybridrl.training.schedule import Schedule
 
 if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt.gpt_model import GPTModel
 
 
@@ -56,10 +59,17 @@ class TrainedModel:
         self.layout = training_layout(config, spec, sizes)
         self._groups = groups_of(sizes)
         self._chunks = wrap(load(config, spec, self.layout, self._groups, folder), config.optimizer)
+        self.region = bind(self._chunks) if self._in_region else None
+        """Where the parameters lie if they come and go page by page (`memory.parameters=single`)."""
         self.optimizer = Optimizer(self._chunks, config, total_updates)
         pieces = self.layout.pieces(self._groups.rank)
         import_masters(folder, pieces, self.tensors(), self.optimizer.inner.chained_optimizers)
         self._passes = Passes(self._chunks, config, spec, self._groups)
+
+    @property
+    def _in_region(self) -> bool:
+        """Whether the parameters are to lie in a region of memory of their own."""
+        return False
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's live parameters and buffers, by the names of `layout`."""
@@ -152,6 +162,17 @@ def load(config: Config, spec: ModelSpec, layout: MegatronLayout, groups: Groups
     # `model.dtype` is the user's word; what config.json says of the files' dtype need not hold for every tensor.
     import_weights(folder, layout, named_tensors(chunks), groups.rank, convert=True)
     return chunks
+
+
+def bind(chunks: "Sequence[DistributedDataParallel]") -> Region:
+    """Moves the parameters of wrapped chunks into a region, for good. Before the optimizer is made.
+
+    The largest of Megatron's parameter buffers is there twice meanwhile; no optimizer state is there yet.
+    """
+    region = Region(region_bytes(parameter_bytes(chunks)), next(chunks[0].parameters()).device)
+    region.commit()
+    rebind(chunks, region.take)
+    return region
 
 
 def _speaks(groups: Groups) -> bool:

@@ -1,5 +1,6 @@
 """One copy of the weights: there and back bit for bit, never more at a time than the larger side and two buckets."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.distributed import single_runs
 from tests.distributed.pool import WorkerPool
 from tests.distributed.reshard_runs import SPECS
 from tests.distributed.test_reshard import ALL, DENSE_ENGINES, DENSE_TRAINING
+from tests.models.tiny import tiny_folder
 
 QUICK = [
     ("tp2 pp2 vpp2", "tp4 ep4"),
@@ -40,3 +42,76 @@ def test_weights_go_there_and_back_over_all_pairs_of_layouts(pool: WorkerPool, s
         pairs = [(t, e) for t, e in ALL if "dp2" not in e]
     run = {"spec": spec, "pairs": pairs, "bucket_bytes": bucket_bytes}
     check_peaks(pool.run(single_runs.there_and_back, world=4, timeout=1500.0, **run), bucket_bytes)
+
+
+WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "dp2 to tp2": (2, {}, {"tp": 2}),
+    "pp2 to tp2": (2, {"pp": 2}, {"tp": 2}),
+    "ep2 to ep2": (2, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2}),
+    "tp2 to ep2": (2, {"tp": 2, "etp": 2}, {"tp": 2, "ep": 2}),
+    "pp2 ep2 to tp4": (4, {"pp": 2, "ep": 2}, {"tp": 4}),
+}
+TRAINED = [
+    ("dp2 to tp2", "engine", True, "float32"),
+    ("pp2 to tp2", "megatron", False, "bfloat16"),
+    ("tp2 to ep2", "engine", True, "bfloat16"),
+]
+
+
+def trained_cases() -> list[Any]:
+    found = []
+    for world in WORLDS:
+        for order in ("engine", "megatron"):
+            for distributed in (False, True):
+                for dtype in ("float32", "bfloat16"):
+                    case = (world, order, distributed, dtype)
+                    name = f"{world}-{order}-{'sharded' if distributed else 'whole'}-{dtype}"
+                    found.append(pytest.param(*case, marks=() if case in TRAINED else pytest.mark.full, id=name))
+    return found
+
+
+def options(world: str, order: str, distributed: bool, dtype: str) -> dict[str, Any]:
+    return {
+        "rollout": WORLDS[world][2],
+        "parallel": WORLDS[world][1],
+        "optimizer": {"distributed": distributed, "lr": 0.02},
+        "model": {"parameter_layout": order, "dtype": dtype},
+    }
+
+
+@pytest.mark.parametrize(("world", "order", "distributed", "dtype"), trained_cases())
+def test_training_is_the_same_as_with_two_copies(
+    pool: WorkerPool, world: str, order: str, distributed: bool, dtype: str
+) -> None:
+    folder, given = tiny_folder("qwen3_moe", dtype), options(world, order, distributed, dtype)
+    for found in pool.run(single_runs.trained_as_with_two_copies, WORLDS[world][0], folder=folder, **given):
+        metrics, expected = found["metrics"]
+        assert metrics == expected
+        assert found["same"]
+        assert found["arrived"] == [True] * 3
+        assert found["kept"]
+        assert found["inside"]
+        assert found["finite"]
+        held, shared, whole = found["held"]
+        assert held < whole or shared > whole / 2
+
+
+@pytest.mark.parametrize(("world", "distributed", "dtype"), [("dp2 to tp2", True, "float32")])
+def test_one_copy_outlives_saves_loads_and_what_leaves_the_device(
+    pool: WorkerPool, tmp_path: Path, world: str, distributed: bool, dtype: str
+) -> None:
+    given = options(world, "engine", distributed, dtype)
+    other = tiny_folder("qwen3_moe", dtype, initializer_range=0.1)
+    run = {"folder": tiny_folder("qwen3_moe", dtype), "other": other, "out": tmp_path / "out"}
+    for lost in pool.run(single_runs.through_events, WORLDS[world][0], **run, **given):
+        assert lost == []
+
+
+@pytest.mark.parametrize("side", ["trainer", "engine"])
+def test_a_parameter_that_was_given_other_storage_loses_no_weights(pool: WorkerPool, side: str) -> None:
+    folder, given = tiny_folder("qwen3_moe"), {"optimizer": {"distributed": True}}
+    for text, touched, there in pool.run(single_runs.careless, 2, folder=folder, side=side, rank=1, **given):
+        assert "rank 1: " in text
+        assert "was given another storage" in text
+        assert not touched
+        assert there
