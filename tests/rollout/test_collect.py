@@ -69,6 +69,17 @@ def test_prompts_that_break_the_contract_are_all_reported() -> None:
         make_requests(bad, RolloutConfig(max_prompt_length=2), seed=0, step=0, eos_ids=())
 
 
+def test_a_greedy_request_is_one_more_a_prompt_and_goes_where_its_prompt_goes() -> None:
+    chosen = make_requests(prompts(5), RolloutConfig(n=2), seed=1, step=0, eos_ids=(2,), greedy=True)
+    assert [(r.index, r.params.temperature) for r in chosen[:3]] == [(0, 1.0), (1, 1.0), (2, 0.0)]
+    assert len(chosen) == 15
+    assert [r for r in chosen if r.params.temperature] == make_requests(
+        prompts(5), RolloutConfig(n=2), seed=1, step=0, eos_ids=(2,)
+    )
+    for part in split(chosen, 2):
+        assert len(part) == 3 * len({chosen[i].prompt.id for i in part})
+
+
 @pytest.mark.parametrize("groups", [0, 1, 3, 4, 7, 32])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 def test_every_request_goes_to_one_replica_and_groups_stay_whole(groups: int, replicas: int) -> None:

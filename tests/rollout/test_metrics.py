@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridrl.rollout.metrics import response_metrics
+from hybridrl.rollout.metrics import response_metrics, staleness_metrics
 from hybridrl.rollout.samples import Finish, Prompt, Sample
 
 
@@ -52,3 +52,10 @@ def test_empty_responses_count() -> None:
 def test_no_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="without samples"):
         response_metrics([])
+
+
+def test_staleness_counts_weight_versions_of_own_tokens() -> None:
+    samples = [sample(1, 0, [5, 6, 7]), sample(1, 1, [5, 6, 7], mask=[False, True, True])]
+    samples[0].versions, samples[1].versions = [3, 4, 4], [1, 4, 4]
+    assert staleness_metrics(samples, version=4) == {"staleness/mean": 0.2, "staleness/max": 1.0}
+    assert staleness_metrics([], version=4) == {"staleness/mean": 0.0, "staleness/max": 0.0}
