@@ -47,13 +47,10 @@ def build_demonstrations(
     `stop_token_ids` are the ids that end a response beside the tokenizer's EOS. A turn that the template ends with none
     of them gets EOS. Raises DataError with all rows that cannot be used, and if nothing is left.
     """
-    check_template(config, tokenizer)
-    if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end-of-sequence token; a response could never be taught to end")
-    stops = {tokenizer.eos_token_id, *stop_token_ids}
+    stops = stop_tokens(config, tokenizer, stop_token_ids)
     kept, dropped = select(
         rows,
-        lambda _, row: _demonstration(row, config, tokenizer, stops),
+        lambda _, row: demonstration(row, config, tokenizer, stops),
         what="demonstration",
         limit=max_length,
         option="rollout.max_prompt_length + rollout.max_response_length",
@@ -62,7 +59,16 @@ def build_demonstrations(
     return DemonstrationSet(kept, dropped)
 
 
-def _demonstration(row: Row, config: DataConfig, tokenizer: Tokenizer, stops: set[int]) -> Demonstration:
+def stop_tokens(config: DataConfig, tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> set[int]:
+    """All ids that end a response. Raises DataError where the tokenizer has none, or does not fit the template."""
+    check_template(config, tokenizer)
+    if tokenizer.eos_token_id is None:
+        raise DataError("the tokenizer has no end-of-sequence token; a response could never be taught to end")
+    return {tokenizer.eos_token_id, *stop_token_ids}
+
+
+def demonstration(row: Row, config: DataConfig, tokenizer: Tokenizer, stops: set[int]) -> Demonstration:
+    """The demonstration that a row is; a turn ends with one of `stops`. Raises DataError if it cannot be used."""
     prompt_key, answer_key = keys(config)
     value = field_of(row, prompt_key, "data.prompt_key")
     is_conversation = isinstance(value, list) and bool(value) and _role(value[-1]) == "assistant"

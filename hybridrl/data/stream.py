@@ -8,6 +8,7 @@ from typing import Any
 
 from hybridrl.data.demonstrations import Demonstration
 from hybridrl.data.errors import DataError
+from hybridrl.data.preferences import Pair, Verdict
 from hybridrl.rollout.samples import Prompt
 
 
@@ -139,6 +140,26 @@ class DemonstrationStream(_Stream):
     def next(self, count: int) -> list[Demonstration]:
         """The next demonstrations, alike on all ranks."""
         return [self._demonstrations[index] for index in self._order.take(count)]
+
+
+class PreferenceStream(_Stream):
+    """Pairs or verdicts in steps of `batch`. Raises DataError when made if there are fewer than that."""
+
+    def __init__(
+        self,
+        examples: Sequence[Pair] | Sequence[Verdict],
+        *,
+        batch: int,
+        seed: int,
+        shuffle: bool = True,
+        option: str = "trainer.prompts_per_step",
+    ) -> None:
+        super().__init__(_digest(examples), len(examples), batch=batch, seed=seed, shuffle=shuffle, option=option)
+        self.examples = examples
+
+    def next_indices(self, count: int) -> list[int]:
+        """The places in `examples` of the next ones, alike on all ranks."""
+        return self._order.take(count)
 
 
 def _digest(items: Any) -> str:

@@ -16,7 +16,7 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
 from hybridrl.training.logprobs import Vocabulary, token_log_probs
 from hybridrl.training.microbatch import MicroBatch, make_micro_batch
-from hybridrl.training.rows import Row
+from hybridrl.training.rows import Row, rows_together
 from hybridrl.training.schedule import Schedule, schedule
 
 Consume = Callable[..., Tensor]
@@ -59,6 +59,7 @@ class Passes:
             max_rows=trainer.micro_batch_size,
             pad_multiple=self.pad_multiple,
             count_multiple=sizes.pp if len(self.chunks) > 1 else 1,
+            together=rows_together(rows),
         )
 
     def run(

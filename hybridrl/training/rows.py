@@ -28,6 +28,8 @@ class Row:
     """[length] int64."""
     mask: Bools
     """[length] bool: True for trained tokens."""
+    pair: int | None = None
+    """Rows with one number are compared with each other: they share a micro-batch."""
     fields: dict[str, Floats] = field(default_factory=dict)
     """[length] float32 each: `advantages`, `old_log_probs`, `ref_log_probs`, `rollout_log_probs`, `weights`, and where
     asked for `importance` and `selected`. Entries of tokens that are not trained mean nothing."""
@@ -59,6 +61,14 @@ class Row:
             for name, value in fields.items()
         }
         return replace(self, fields={**self.fields, **arrays})
+
+
+def rows_together(rows: Sequence[Row]) -> list[list[int]]:
+    """The places in `rows` of those that share a micro-batch: rows of one pair, and each other row by itself."""
+    groups: dict[object, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(("row", place) if row.pair is None else ("pair", row.pair), []).append(place)
+    return list(groups.values())
 
 
 def rows_from_samples(samples: Iterable[Sample], *, filter_truncated: bool = False) -> list[Row]:

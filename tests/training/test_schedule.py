@@ -84,3 +84,27 @@ def test_promises_hold_for_random_batches(seed):
     plan = schedule(lengths, **options)
     check(lengths, plan, **options)
     assert plan == schedule(lengths, **options)
+
+
+PAIRS = [[0, 3], [1, 2], [4, 5], [6]]
+
+
+@pytest.mark.parametrize(("packing", "budget"), [(True, 17), (False, 20), (True, 100)])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_that_belong_together_share_a_micro_batch(packing, budget, ranks):
+    lengths = [9, 2, 7, 8, 3, 3, 5]
+    options = {"ranks": ranks, "max_tokens": budget, "packing": packing}
+    plan = schedule(lengths, together=PAIRS, **options)
+    check(lengths, plan, **options)
+    homes = {i: (rank, step) for rank, s in enumerate(plan.micro_batches) for step, rows in enumerate(s) for i in rows}
+    for group in PAIRS:
+        assert len({homes[i] for i in group}) == 1
+
+
+def test_rows_that_belong_together_and_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"1 of 2 groups of rows .*rows \(0, 1\) have 11; raise it to 11"):
+        schedule([5, 6, 3], ranks=1, max_tokens=10, packing=True, together=[[0, 1], [2]])
+    with pytest.raises(ValueError, match=r"micro_batch_size=1 cannot hold rows \(0, 1\)"):
+        schedule([5, 6], ranks=1, max_tokens=100, packing=True, together=[[0, 1]], max_rows=1)
+    with pytest.raises(ValueError, match="do not hold each of 3 rows once"):
+        schedule([5, 6, 3], ranks=1, max_tokens=100, packing=True, together=[[0, 1]])

@@ -1,0 +1,86 @@
+"""Runs that learn from data alone: demonstrations, preferences, and reward models. No engine and no judge takes part."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from hybridrl.session import Session
+from hybridrl.training.batch import combine
+from hybridrl.training.losses import Supervised, make_loss
+from hybridrl.training.preference_tasks import PairTask, RewardTask, Task, VerdictTask
+from hybridrl.training.rows import Row, rows_from_examples
+
+T = TypeVar("T")
+
+
+def learn_from_data(session: Session) -> None:
+    """The whole run, of the kind that `algorithm.name` says."""
+    if session.config.algorithm.name == "sft":
+        imitate(session)
+    else:
+        compare(session)
+
+
+def imitate(session: Session) -> None:
+    """Supervised fine-tuning on demonstrations."""
+    config, algorithm = session.config, session.config.algorithm
+    loss = make_loss(algorithm, config.rollout.max_response_length)
+    for step in range(1, config.trainer.steps + 1):
+        with session.timer("step"), session.timer("update"):
+            rows = demonstrations(session, config.trainer.prompts_per_step)
+            updates = [session.actor.update(batch, loss) for batch in _parts(rows, session)]
+        session.record(step, combine(updates), {"data/epoch": session.demonstrations.epoch})
+
+
+def compare(session: Session) -> None:
+    """Preferences, by a policy or a reward model; rows that are held out are measured now and then."""
+    config, data = session.config, session.preferences
+    task, held = _task(session), session.held_out
+    with session.timer("reference"):
+        task.prepare()
+    for step in range(1, config.trainer.steps + 1):
+        measured = {}
+        with session.timer("step"):
+            if held and step == 1:
+                measured = {f"holdout/start/{name}": value for name, value in task.measure(held).items()}
+            with session.timer("update"):
+                updates = []
+                for places in _parts(data.next_indices(config.trainer.prompts_per_step), session):
+                    rows = task.rows(places)
+                    updates.append(session.trained.update(rows, task.loss(rows)))
+            if held and (step == config.trainer.steps or step % config.preference.holdout_every == 0):
+                with session.timer("holdout"):
+                    measured |= {f"holdout/{name}": value for name, value in task.measure(held).items()}
+        session.record(step, combine(updates), measured, {"data/epoch": data.epoch})
+
+
+def warm_start(session: Session) -> None:
+    """Supervised steps before the first rollout; the optimizer, and the reference of a KL, start afresh after them."""
+    config, actor = session.config.warm_start, session.actor
+    for step in range(1, config.steps + 1):
+        found = actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
+        if step in (1, config.steps):
+            session.note(f"warm start {step}/{config.steps}  loss {found['loss/sft']:.4g}")
+    if config.steps:
+        actor.optimizer.forget()
+        if session.reference is not None:
+            session.reference.take(actor.tensors())
+
+
+def demonstrations(session: Session, count: int) -> list[Row]:
+    """The next examples as rows."""
+    return rows_from_examples((d.token_ids, d.mask) for d in session.demonstrations.next(count))
+
+
+def _task(session: Session) -> Task:
+    config, examples = session.config, session.preference_examples
+    if session.reward_model is not None:
+        return RewardTask(examples.pairs, session.reward_model)
+    if config.preference.loss == "kto":
+        return VerdictTask(config.preference, examples.verdicts, session.actor, session.reference)
+    return PairTask(config.preference, examples.pairs, session.actor, session.reference)
+
+
+def _parts(items: Sequence[T], session: Session) -> Iterator[Sequence[T]]:
+    """The examples of each update of a step, `trainer.mini_batch_prompts` of them."""
+    size = session.config.trainer.mini_batch_prompts or len(items)
+    return (items[start : start + size] for start in range(0, len(items), size))
