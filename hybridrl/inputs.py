@@ -9,12 +9,14 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from hybridrl.config.compose import ConfigError
+from hybridrl.config.kinds import PAIRED, is_supervised, learns_from_pairs
 from hybridrl.config.schema import Config
 from hybridrl.data.chat import check_template
 from hybridrl.data.demonstrations import build_demonstrations
+from hybridrl.data.preferences import build_pairs, build_verdicts
 from hybridrl.data.prompts import build_prompts
 from hybridrl.data.rows import Row, load_rows
-from hybridrl.data.stream import DemonstrationStream, PromptStream
+from hybridrl.data.stream import DemonstrationStream, PreferenceStream, PromptStream
 from hybridrl.files import cache_folder
 from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
@@ -36,14 +38,16 @@ class Inputs:
     demonstrations: DemonstrationStream | None
     """Of a supervised run, and of a warm start."""
     prompts: PromptStream | None
-    """None in a supervised run."""
+    """Of a run with rollouts."""
+    preferences: PreferenceStream | None
+    """Of a run that learns from pairs or labels."""
     dropped: int
     """Rows that were left out for their length."""
 
     @property
     def rows(self) -> int:
         """Rows that are used."""
-        stream = self.prompts or self.demonstrations
+        stream = self.prompts or self.preferences or self.demonstrations
         return 0 if stream is None else stream.size
 
 
@@ -56,6 +60,8 @@ def read_inputs(config: Config) -> Inputs:
     with _noted(problems, f"model.path={path}: "):
         spec = load_spec(builtin.resolve(path, cache_folder()))
         eos_ids = eos_token_ids(builtin.resolve(path, cache_folder()))
+        if spec.scalar_head and config.algorithm.name != "reward_model":
+            raise ValueError("a reward model; algorithm.name=reward_model trains it further, other kinds need a policy")
     with _noted(problems, f"model.tokenizer={tokenizer_path}: cannot be loaded: "):
         tokenizer = load_tokenizer(_tokenizer_folder(tokenizer_path))
     with _noted(problems):
@@ -67,15 +73,13 @@ def read_inputs(config: Config) -> Inputs:
     assert tokenizer is not None
     assert spec is not None
     assert rows is not None
-    demonstrations, prompts, dropped = _tokenise(config, tokenizer, rows, eos_ids, spec.vocab_size)
+    streams = _tokenise(config, tokenizer, rows, eos_ids, spec.vocab_size)
     return Inputs(
         model_folder=builtin.resolve(path, cache_folder()),
         tokenizer_folder=_tokenizer_folder(tokenizer_path),
         tokenizer=tokenizer,
         eos_ids=eos_ids,
-        demonstrations=demonstrations,
-        prompts=prompts,
-        dropped=dropped,
+        **streams,
     )
 
 
@@ -97,28 +101,38 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _tokenise(
     config: Config, tokenizer: Any, rows: Sequence[Row], eos_ids: tuple[int, ...], vocabulary: int
-) -> tuple[DemonstrationStream | None, PromptStream | None, int]:
-    """Demonstrations and prompts, as far as the run needs them, and the number of rows that were dropped."""
+) -> dict[str, Any]:
+    """The streams of `Inputs`, as far as the run needs them, and the number of rows that were dropped."""
     problems: list[str] = []
+    found: dict[str, Any] = {"demonstrations": None, "prompts": None, "preferences": None, "dropped": 0}
     common: dict[str, Any] = {"seed": config.data.seed, "shuffle": config.data.shuffle}
-    supervised, demonstrations, prompts, dropped = config.algorithm.name == "sft", None, None, 0
-    if supervised or config.warm_start.steps:
-        batch = config.trainer.prompts_per_step if supervised else config.warm_start.batch_size
+    batch = config.trainer.prompts_per_step
+    limit = config.rollout.max_prompt_length + config.rollout.max_response_length
+    if config.algorithm.name in PAIRED:
+        with _noted(problems):
+            build = build_pairs if learns_from_pairs(config) else build_verdicts
+            compared = build(rows, config.data, tokenizer, limit, eos_ids)
+            found["dropped"] = compared.dropped
+            _check_ids((example.token_ids for example in compared.examples), vocabulary, config)
+            held = config.preference.holdout
+            found["preferences"] = PreferenceStream(compared.examples, batch=batch, holdout=held, **common)
+    elif is_supervised(config) or config.warm_start.steps:
+        supervised = is_supervised(config)
+        size = batch if supervised else config.warm_start.batch_size
         option = "trainer.prompts_per_step" if supervised else "warm_start.batch_size"
-        limit = config.rollout.max_prompt_length + config.rollout.max_response_length
         with _noted(problems):
             examples = build_demonstrations(rows, config.data, tokenizer, limit, eos_ids)
-            dropped = examples.dropped
+            found["dropped"] = examples.dropped
             _check_ids((example.token_ids for example in examples.demonstrations), vocabulary, config)
-            demonstrations = DemonstrationStream(examples.demonstrations, batch=batch, option=option, **common)
-    if not supervised:
+            found["demonstrations"] = DemonstrationStream(examples.demonstrations, batch=size, option=option, **common)
+    if not is_supervised(config):
         with _noted(problems):
-            found = build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_length)
-            dropped = found.dropped
-            _check_ids((prompt.token_ids for prompt in found.prompts), vocabulary, config)
-            prompts = PromptStream(found.prompts, batch=config.trainer.prompts_per_step, **common)
+            asked = build_prompts(rows, config.data, tokenizer, config.rollout.max_prompt_length)
+            found["dropped"] = asked.dropped
+            _check_ids((prompt.token_ids for prompt in asked.prompts), vocabulary, config)
+            found["prompts"] = PromptStream(asked.prompts, batch=batch, **common)
     _raise(problems)
-    return demonstrations, prompts, dropped
+    return found
 
 
 def _check_ids(sequences: Iterable[Sequence[int]], vocabulary: int, config: Config) -> None:

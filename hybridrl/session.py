@@ -5,18 +5,19 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from hybridrl.algorithms.kl_control import KlController
 from hybridrl.checkpoint.huggingface_export import export_weights
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, read_inputs
-from hybridrl.models.families import load_spec
+from hybridrl.models.families import load_spec, with_scalar_head
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
@@ -33,7 +34,9 @@ from hybridrl.telemetry.memory import peak_bytes
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
 from hybridrl.training.actor import Actor, Reference
+from hybridrl.training.critic import RewardModel
 from hybridrl.training.mismatch import MismatchError, beyond, mismatch
+from hybridrl.training.model import TrainedModel
 from hybridrl.training.rows import Row
 
 
@@ -71,8 +74,8 @@ class Session:
 
     @property
     def supervised(self) -> bool:
-        """Whether the run learns from demonstrations alone."""
-        return self.config.algorithm.name == "sft"
+        """Whether the run learns from data alone."""
+        return is_supervised(self.config)
 
     def _start(self) -> None:
         config = self.config
@@ -84,12 +87,14 @@ class Session:
             self.demonstrations = inputs.demonstrations
         if inputs.prompts is not None:
             self.prompts = inputs.prompts
+        if inputs.preferences is not None:
+            self.preferences = inputs.preferences
         if not self.supervised:
             self.judges = self._start_judges()
         sizes = self._start_world()
         self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
         spec = load_spec(self.model_folder)
-        self.actor = Actor(config, spec, sizes, folder=self.model_folder, total_updates=self._updates)
+        self._make_models(spec, sizes)
         self.reference: Reference | None = None
         if not self.supervised:
             self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack, self.actor.layout)
@@ -98,9 +103,29 @@ class Session:
             self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)
             kl = config.algorithm.kl
             self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
-            if config.algorithm.kl.where != "none":
-                self.reference = Reference(config, spec, sizes, folder=self.model_folder)
+        if self._wants_reference():
+            self.reference = Reference(config, spec, sizes, folder=self.model_folder)
         self._open_folder(spec, inputs)
+
+    def _make_models(self, spec: ModelSpec, sizes: ParallelSizes) -> None:
+        """The models that are trained."""
+        options: Any = {"folder": self.model_folder, "total_updates": self._updates}
+        self.reward_model: RewardModel | None = None
+        if self.config.algorithm.name == "reward_model":
+            self.reward_model = RewardModel(self.config, with_scalar_head(spec), sizes, **options)
+        else:
+            self.actor = Actor(self.config, spec, sizes, **options)
+
+    @property
+    def trained(self) -> TrainedModel:
+        """The model that the run is for, and exports."""
+        return self.actor if self.reward_model is None else self.reward_model
+
+    def _wants_reference(self) -> bool:
+        algorithm, preference = self.config.algorithm, self.config.preference
+        if algorithm.name == "preference":
+            return preference.reference == "on_the_fly"
+        return algorithm.kl.where != "none"
 
     def _start_world(self) -> ParallelSizes:
         own_world = not dist.is_initialized()
@@ -234,8 +259,8 @@ class Session:
         if model is not None:
             export_weights(
                 model,
-                self.actor.layout,
-                self.actor.tensors(),
+                self.trained.layout,
+                self.trained.tensors(),
                 self.rank,
                 source=self.model_folder,
                 tokenizer=self.tokenizer_folder,

@@ -1,4 +1,4 @@
-"""Runs that learn from data alone: demonstrations, preferences, and reward models. No engine and no judge takes part."""
+"""Runs that learn from data alone: demonstrations, preferences, and reward models. No engine and no judge is used."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -34,7 +34,7 @@ def imitate(session: Session) -> None:
 def compare(session: Session) -> None:
     """Preferences, by a policy or a reward model; rows that are held out are measured now and then."""
     config, data = session.config, session.preferences
-    task, held = _task(session), session.held_out
+    task, held = _task(session), data.held_out
     with session.timer("reference"):
         task.prepare()
     for step in range(1, config.trainer.steps + 1):
@@ -44,7 +44,7 @@ def compare(session: Session) -> None:
                 measured = {f"holdout/start/{name}": value for name, value in task.measure(held).items()}
             with session.timer("update"):
                 updates = []
-                for places in _parts(data.next_indices(config.trainer.prompts_per_step), session):
+                for places in _parts(data.next(config.trainer.prompts_per_step), session):
                     rows = task.rows(places)
                     updates.append(session.trained.update(rows, task.loss(rows)))
             if held and (step == config.trainer.steps or step % config.preference.holdout_every == 0):
@@ -72,12 +72,11 @@ def demonstrations(session: Session, count: int) -> list[Row]:
 
 
 def _task(session: Session) -> Task:
-    config, examples = session.config, session.preference_examples
+    preference, examples = session.config.preference, session.preferences.examples
     if session.reward_model is not None:
-        return RewardTask(examples.pairs, session.reward_model)
-    if config.preference.loss == "kto":
-        return VerdictTask(config.preference, examples.verdicts, session.actor, session.reference)
-    return PairTask(config.preference, examples.pairs, session.actor, session.reference)
+        return RewardTask(examples, session.reward_model)
+    kind = VerdictTask if preference.loss == "kto" else PairTask
+    return kind(preference, examples, session.actor, session.reference)
 
 
 def _parts(items: Sequence[T], session: Session) -> Iterator[Sequence[T]]:

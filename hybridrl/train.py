@@ -11,18 +11,19 @@ from hybridrl.planning.facts import load_checked
 from hybridrl.registered import NAMES
 from hybridrl.sampling_loop import collect
 from hybridrl.session import Session
+from hybridrl.supervised import learn_from_data, warm_start
 from hybridrl.training.batch import combine, mini_batches, with_selection
 from hybridrl.training.correction import correct
 from hybridrl.training.estimate import with_advantages
-from hybridrl.training.losses import Supervised, make_loss
-from hybridrl.training.rows import Row, rows_from_examples, rows_from_samples
+from hybridrl.training.losses import make_loss
+from hybridrl.training.rows import rows_from_samples
 
 
 def run(config: Config, inputs: Inputs | None = None) -> None:
     """Trains as `config` says, on `inputs` or what it reads itself. Every rank calls it."""
     with Session(config, inputs) as session:
         if session.supervised:
-            imitate(session)
+            learn_from_data(session)
         else:
             warm_start(session)
             reinforce(session)
@@ -51,35 +52,6 @@ def reinforce(session: Session) -> None:
             session.kl.update(estimated.get("kl/response", 0.0))
         metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
         session.record(step, *metrics, {"data/epoch": session.prompts.epoch, "kl/coef": session.kl.coef})
-
-
-def imitate(session: Session) -> None:
-    """Supervised fine-tuning on demonstrations."""
-    config, algorithm = session.config, session.config.algorithm
-    loss = make_loss(algorithm, config.rollout.max_response_length)
-    for step in range(1, config.trainer.steps + 1):
-        with session.timer("step"), session.timer("update"):
-            rows = demonstrations(session, config.trainer.prompts_per_step)
-            updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config.trainer, step)]
-        session.record(step, combine(updates), {"data/epoch": session.demonstrations.epoch})
-
-
-def warm_start(session: Session) -> None:
-    """Supervised steps before the first rollout; the optimizer, and the reference of a KL, start afresh after them."""
-    config, actor = session.config.warm_start, session.actor
-    for step in range(1, config.steps + 1):
-        found = actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
-        if step in (1, config.steps):
-            session.note(f"warm start {step}/{config.steps}  loss {found['loss/sft']:.4g}")
-    if config.steps:
-        actor.optimizer.forget()
-        if session.reference is not None:
-            session.reference.take(actor.tensors())
-
-
-def demonstrations(session: Session, count: int) -> list[Row]:
-    """The next examples as rows."""
-    return rows_from_examples((d.token_ids, d.mask) for d in session.demonstrations.next(count))
 
 
 def _spec(config: Config) -> ModelSpec:

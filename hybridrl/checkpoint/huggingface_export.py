@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def export_weights(
     """Writes the weights as sharded safetensors with an index, beside configuration, generation config and tokenizer.
 
     A rank holds at most `bucket_bytes` and one tensor beside its parameters. `config.json` is the source's; its dtype
-    becomes the one that is written.
+    becomes the one that is written, and a model with a scalar head a `ForSequenceClassification` with one label.
 
     Args:
         folder: made by this call; must not hold anything yet.
@@ -89,7 +90,8 @@ def export_weights(
         if rank == layout.ranks[0]:
             embedding = next(t.name for t in layout.weights if t.role is Role.EMBED)
             main = next(t.dtype for t in stored if t.name == embedding)
-            problems = _finish(aside, folder, files, main, source, Path(tokenizer or source))
+            scalar = layout.weights.spec.scalar_head
+            problems = _finish(aside, folder, files, main, source, Path(tokenizer or source), scalar_head=scalar)
         agree(f"{folder} could not be written", problems)
     finally:
         if rank == layout.ranks[0]:
@@ -99,7 +101,7 @@ def export_weights(
 def _folder_problems(folder: Path, source: Path, weights: WeightMap) -> list[str]:
     found = [f"{folder} is there already: choose another name or remove it"] if folder.exists() else []
     try:
-        described = weight_map(load_spec(source))
+        described = weight_map(replace(load_spec(source), scalar_head=weights.spec.scalar_head))
     except (OSError, UnsupportedModelError) as error:
         return [*found, f"{source} as source: {error}"]
     ours, theirs = {t.name: t.shape for t in weights}, {t.name: t.shape for t in described}
@@ -186,13 +188,20 @@ def _write_file(path: Path, tensors: Sequence[Param], values: Iterator[tuple[Ten
 
 
 def _finish(
-    aside: Path, folder: Path, files: Mapping[str, Sequence[Param]], dtype: str, source: Path, tokenizer: Path
+    aside: Path,
+    folder: Path,
+    files: Mapping[str, Sequence[Param]],
+    dtype: str,
+    source: Path,
+    tokenizer: Path,
+    *,
+    scalar_head: bool,
 ) -> list[str]:
     """Adds the index, the configuration and its companions, and gives the folder its name."""
     try:
         if len(files) > 1:
             (aside / INDEX_FILE).write_text(json.dumps(_index(files), indent=2) + "\n", encoding="utf-8")
-        _write_config(aside, source, dtype)
+        _write_config(aside, source, dtype, scalar_head)
         for origin, patterns in ((source, ("generation_config.json",)), (tokenizer, TOKENIZER_FILES)):
             for path in (path for pattern in patterns for path in origin.glob(pattern)):
                 if path.is_dir():
@@ -205,13 +214,17 @@ def _finish(
     return []
 
 
-def _write_config(aside: Path, source: Path, dtype: str) -> None:
-    """The source's configuration byte for byte, but for a dtype that is no longer true."""
+def _write_config(aside: Path, source: Path, dtype: str, scalar_head: bool) -> None:
+    """The source's configuration byte for byte, but for a dtype or a head that is no longer true."""
     text = (source / "config.json").read_text(encoding="utf-8")
     config = json.loads(text)
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-    if config.get(key) != dtype:
-        text = json.dumps({**config, key: dtype}, indent=2, ensure_ascii=False) + "\n"
+    changed = {**config, key: dtype}
+    if scalar_head:
+        names = [name.replace("ForCausalLM", "ForSequenceClassification") for name in config.get("architectures") or []]
+        changed |= {"architectures": names, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    if changed != config:
+        text = json.dumps(changed, indent=2, ensure_ascii=False) + "\n"
     (aside / "config.json").write_text(text, encoding="utf-8")
 
 

@@ -4,6 +4,8 @@ from hybridrl.config.schema import Config
 
 REINFORCED = ("grpo", "ppo", "distill")
 """Runs that learn from the policy's own samples."""
+OWN_ADVANTAGES = {"ppo": "gae", "distill": "reverse_kl"}
+"""Kinds whose advantages are by token, from more than rewards, and the value of `algorithm.advantage` for each."""
 SUPERVISED = ("sft", "preference", "reward_model")
 """Runs that learn from data alone: no engine, no judges."""
 PAIRED = ("preference", "reward_model")

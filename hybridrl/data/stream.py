@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridrl.data.demonstrations import Demonstration
 from hybridrl.data.errors import DataError
-from hybridrl.data.preferences import Pair, Verdict
 from hybridrl.rollout.samples import Prompt
 
 
@@ -143,21 +142,33 @@ class DemonstrationStream(_Stream):
 
 
 class PreferenceStream(_Stream):
-    """Pairs or verdicts in steps of `batch`. Raises DataError when made if there are fewer than that."""
+    """Pairs or verdicts, handed out by their places in steps of `batch`; the last `holdout` of them are not.
+
+    Raises DataError when made if there are fewer than a batch.
+    """
 
     def __init__(
         self,
-        examples: Sequence[Pair] | Sequence[Verdict],
+        examples: Sequence[Any],
         *,
         batch: int,
         seed: int,
         shuffle: bool = True,
+        holdout: int = 0,
         option: str = "trainer.prompts_per_step",
     ) -> None:
-        super().__init__(_digest(examples), len(examples), batch=batch, seed=seed, shuffle=shuffle, option=option)
+        if holdout and len(examples) - holdout < batch:
+            raise DataError(
+                f"preference.holdout={holdout} of {len(examples)} usable rows leaves fewer than a batch "
+                f"({option}={batch}); hold out less, or give more"
+            )
+        trained = len(examples) - holdout
+        super().__init__(_digest(examples[:trained]), trained, batch=batch, seed=seed, shuffle=shuffle, option=option)
         self.examples = examples
+        """All of them: `Pair` or `Verdict`."""
+        self.held_out = range(trained, len(examples))
 
-    def next_indices(self, count: int) -> list[int]:
+    def next(self, count: int) -> list[int]:
         """The places in `examples` of the next ones, alike on all ranks."""
         return self._order.take(count)
 

@@ -1,7 +1,7 @@
 """Preferences as rows, and what an update on them minimises.
 
-A pair is two rows of one micro-batch. In every row the fields are alike on all tokens: `pair`, its number in the update;
-`side`, 1 for the chosen response and -1 for the rejected one (or for a bad response by itself); `scale`, 1, or
+A pair is two rows of one micro-batch. In every row the fields are alike on all tokens: `pair`, its number in the
+update; `side`, 1 for the chosen response and -1 for the rejected one (or for a bad response by itself); `scale`, 1, or
 1 / trained tokens where losses are length-normalised; and what else the loss names.
 """
 
@@ -28,7 +28,7 @@ def pair_rows(pairs: Sequence[Pair], *, length_normalized: bool = False, scored:
     `scored`: for a reward model, which says what it thinks of a sequence after its last token. The rows then have one
     token more, whose entry is that score, and it alone is trained. Since attention is causal it changes nothing.
     """
-    rows = []
+    rows: list[Row] = []
     for number, pair in enumerate(pairs):
         for side, response in ((1.0, pair.chosen), (-1.0, pair.rejected)):
             row = _row(len(rows), response, scored)
@@ -57,7 +57,8 @@ def scored_row(index: int, token_ids: Sequence[int]) -> Row:
 def _row(index: int, response: Demonstration, scored: bool) -> Row:
     if scored:
         return scored_row(index, response.token_ids)
-    return Row(index=index, token_ids=np.asarray(response.token_ids, np.int64), mask=np.asarray(response.mask, np.bool_))
+    ids, mask = np.asarray(response.token_ids, np.int64), np.asarray(response.mask, np.bool_)
+    return Row(index=index, token_ids=ids, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,9 @@ class Verdicts:
         ratios = _total((log_probs - fields["ref_log_probs"]) * fields["scale"], fields, mask, count)
         length = _total(torch.ones_like(log_probs), fields, mask, count)
         here = length > 0
-        sides, divergence = (_total(fields[k], fields, mask, count) / length.clamp(min=1) for k in ("side", "divergence"))
+        sides, divergence = (
+            _total(fields[k], fields, mask, count) / length.clamp(min=1) for k in ("side", "divergence")
+        )
         loss = kto(
             ratios,
             sides > 0,
@@ -147,15 +150,13 @@ class Verdicts:
 
 
 def _total(values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, count: int) -> Tensor:
-    """[count] float64: sums over the tokens of each pair (or response); nothing outside the mask counts, NaN included."""
+    """[count] float64: sums over the tokens of each pair (or response). Nothing outside the mask counts."""
     place = torch.where(mask, fields["pair"], 0).long().flatten()
     kept = torch.where(mask, values, 0).flatten().double()
     return kept.new_zeros(count).index_add(0, place, kept)
 
 
-def _by_pair(
-    values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _by_pair(values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the chosen and the rejected responses [count] float64, and which pairs are in this micro-batch."""
     chosen = _total(torch.where(fields["side"] > 0, values, 0), fields, mask, count)
     rejected = _total(torch.where(fields["side"] < 0, values, 0), fields, mask, count)

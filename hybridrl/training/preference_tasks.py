@@ -86,7 +86,7 @@ class VerdictTask:
         self._strange.precompute(self._mismatched(everything), each=1)
 
     def rows(self, places: Sequence[int]) -> list[Row]:
-        """The divergence is the policy's as it stands: from prompts that are answered by the next example's response."""
+        """The divergence is the policy's as it stands, of each prompt with the next example's response."""
         strange = self._strange.give(self._mismatched(places), places)
         gains = _gains(strange, self._policy.log_probs(strange))
         divergence = float(kto_divergence(torch.from_numpy(gains)))
@@ -166,7 +166,9 @@ def _gains(rows: Sequence[Row], log_probs: Sequence[Floats]) -> Floats:
     """[n]: each row's score, the sum or mean of its log-probs over those of the reference where it has one."""
     sums = []
     for row, values in zip(rows, log_probs, strict=True):
-        gains = (values - row.fields["ref_log_probs"] if "ref_log_probs" in row.fields else values) * row.fields["scale"]
+        gains = (values - row.fields["ref_log_probs"] if "ref_log_probs" in row.fields else values) * row.fields[
+            "scale"
+        ]
         sums.append(gains[row.mask].sum(dtype=np.float64))
     return np.asarray(sums, np.float32)
 

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from hybridrl.config.kinds import PAIRED, is_supervised
+from hybridrl.config.kinds import OWN_ADVANTAGES, PAIRED, is_supervised
 from hybridrl.config.schema import Config, CriticConfig, PreferenceConfig, TeacherConfig
 from hybridrl.parallel.sizes import ParallelSizes
 
-_ADVANTAGES = {"ppo": "gae", "distill": "reverse_kl"}
 _MEASURES = ("holdout", "holdout_every")
 _OWN = {
     "cdpo": ("label_smoothing",),
@@ -55,13 +54,13 @@ def _advantage(config: Config) -> Iterator[str]:
     name, advantage = config.algorithm.name, config.algorithm.advantage
     if is_supervised(config):
         return
-    if name in _ADVANTAGES and advantage != _ADVANTAGES[name]:
+    if name in OWN_ADVANTAGES and advantage != OWN_ADVANTAGES[name]:
         yield (
-            f"algorithm.advantage={advantage} with algorithm.name={name}: expected {_ADVANTAGES[name]} "
+            f"algorithm.advantage={advantage} with algorithm.name={name}: expected {OWN_ADVANTAGES[name]} "
             f"(algorithm={name} sets both)"
         )
-    for kind, own in _ADVANTAGES.items():
-        if advantage == own and name not in _ADVANTAGES:
+    for kind, own in OWN_ADVANTAGES.items():
+        if advantage == own and name not in OWN_ADVANTAGES:
             yield f"algorithm.advantage={own} needs algorithm.name={kind} (algorithm={kind} sets both), not {name}"
 
 
