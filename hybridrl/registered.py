@@ -6,9 +6,10 @@ from hybridrl.algorithms.advantages import ADVANTAGES
 from hybridrl.algorithms.aggregate import AGGREGATES
 from hybridrl.algorithms.kl import KL_ESTIMATORS
 from hybridrl.algorithms.policy_losses import POLICY_LOSSES
+from hybridrl.config.kinds import OWN_ADVANTAGES
 
 NAMES: Mapping[str, Iterable[str]] = {
-    "algorithm.advantage": ADVANTAGES,
+    "algorithm.advantage": (*ADVANTAGES, *OWN_ADVANTAGES.values()),
     "algorithm.policy_loss": POLICY_LOSSES,
     "algorithm.kl.estimator": KL_ESTIMATORS,
     "algorithm.aggregate": AGGREGATES,

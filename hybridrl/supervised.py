@@ -1,15 +1,10 @@
 """Runs that learn from data alone: demonstrations, preferences, and reward models. No engine and no judge is used."""
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
-
 from hybridrl.session import Session
-from hybridrl.training.batch import combine
+from hybridrl.training.batch import combine, mini_batches, places_by_update
 from hybridrl.training.losses import Supervised, make_loss
 from hybridrl.training.preference_tasks import PairTask, RewardTask, Task, VerdictTask
 from hybridrl.training.rows import Row, rows_from_examples
-
-T = TypeVar("T")
 
 
 def learn_from_data(session: Session) -> None:
@@ -27,7 +22,7 @@ def imitate(session: Session) -> None:
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"), session.timer("update"):
             rows = demonstrations(session, config.trainer.prompts_per_step)
-            updates = [session.actor.update(batch, loss) for batch in _parts(rows, session)]
+            updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config.trainer, step)]
         session.record(step, combine(updates), {"data/epoch": session.demonstrations.epoch})
 
 
@@ -43,9 +38,9 @@ def compare(session: Session) -> None:
             if held and step == 1:
                 measured = {f"holdout/start/{name}": value for name, value in task.measure(held).items()}
             with session.timer("update"):
-                updates = []
-                for places in _parts(data.next(config.trainer.prompts_per_step), session):
-                    rows = task.rows(places)
+                updates, drawn = [], data.next(config.trainer.prompts_per_step)
+                for places in places_by_update(config.trainer, step):
+                    rows = task.rows([drawn[place] for place in places])
                     updates.append(session.trained.update(rows, task.loss(rows)))
             if held and (step == config.trainer.steps or step % config.preference.holdout_every == 0):
                 with session.timer("holdout"):
@@ -77,9 +72,3 @@ def _task(session: Session) -> Task:
         return RewardTask(examples, session.reward_model)
     kind = VerdictTask if preference.loss == "kto" else PairTask
     return kind(preference, examples, session.actor, session.reference)
-
-
-def _parts(items: Sequence[T], session: Session) -> Iterator[Sequence[T]]:
-    """The examples of each update of a step, `trainer.mini_batch_prompts` of them."""
-    size = session.config.trainer.mini_batch_prompts or len(items)
-    return (items[start : start + size] for start in range(0, len(items), size))

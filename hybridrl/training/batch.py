@@ -13,24 +13,32 @@ from hybridrl.training.rows import Row
 from hybridrl.training.trained import Trained
 
 
-def mini_batches(rows: Sequence[Row], trainer: TrainerConfig, step: int) -> Iterator[list[Row]]:
-    """The rows of each update of a step: `trainer.mini_batch_prompts` whole groups, `trainer.update_epochs` times over.
+def places_by_update(trainer: TrainerConfig, step: int) -> Iterator[list[int]]:
+    """Places among a step's prompts, for each update: `trainer.mini_batch_prompts`, `trainer.update_epochs` times over.
 
     The first pass takes the prompts in their order, each further one in an order of its own by (seed, step, pass).
+    """
+    prompts = trainer.prompts_per_step
+    size = trainer.mini_batch_prompts or prompts
+    order = list(range(prompts))
+    for epoch in range(trainer.update_epochs):
+        if epoch:
+            random.Random(f"{trainer.seed}/{step}/{epoch}").shuffle(order)
+        yield from (order[start : start + size] for start in range(0, prompts, size))
+
+
+def mini_batches(rows: Sequence[Row], trainer: TrainerConfig, step: int) -> Iterator[list[Row]]:
+    """The rows of each update of a step, in whole groups (see `places_by_update`).
+
     Raises ValueError where the rows are not `trainer.prompts_per_step` groups of one size.
     """
     prompts = trainer.prompts_per_step
     n, rest = divmod(len(rows), prompts)
     if rest:
         raise ValueError(f"{len(rows)} rows are not trainer.prompts_per_step={prompts} groups of one size")
-    size = trainer.mini_batch_prompts or prompts
-    order = list(range(prompts))
-    for epoch in range(trainer.update_epochs):
-        if epoch:
-            random.Random(f"{trainer.seed}/{step}/{epoch}").shuffle(order)
-        for start in range(0, prompts, size):
-            places = [group * n + i for group in order[start : start + size] for i in range(n)]
-            yield [replace(rows[place], index=index) for index, place in enumerate(places)]
+    for groups in places_by_update(trainer, step):
+        places = [group * n + i for group in groups for i in range(n)]
+        yield [replace(rows[place], index=index) for index, place in enumerate(places)]
 
 
 def with_selection(rows: Sequence[Row], algorithm: AlgorithmConfig, seed: int) -> list[Row]:

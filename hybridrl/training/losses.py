@@ -15,6 +15,7 @@ from hybridrl.algorithms.kl import KL_ESTIMATORS, k3
 from hybridrl.algorithms.policy_losses import POLICY_LOSSES, TokenLoss
 from hybridrl.algorithms.segments import Segments
 from hybridrl.algorithms.supervised import sft
+from hybridrl.config.kinds import REINFORCED
 from hybridrl.config.schema import AlgorithmConfig
 
 Shares = tuple[Tensor, dict[str, Tensor]]
@@ -189,11 +190,11 @@ def make_loss(
 ) -> PolicyGradient | Supervised:
     """The loss of `algorithm.name`; ValueError lists the known names. `kl_coef` stands in for `algorithm.kl.coef`."""
     length = max_response_length if algorithm.aggregate_length is None else algorithm.aggregate_length
-    if algorithm.name == "grpo":
+    if algorithm.name in REINFORCED:
         return PolicyGradient(config=algorithm, aggregate_length=length, kl_coef=kl_coef)
     if algorithm.name == "sft":
         return Supervised(aggregate=algorithm.aggregate, aggregate_length=length)
-    raise ValueError(f"algorithm.name={algorithm.name!r} is none of grpo, sft")
+    raise ValueError(f"algorithm.name={algorithm.name!r} is none of {', '.join(REINFORCED)}, sft")
 
 
 def _masked(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hybridrl.algorithms.preference_losses import PAIR_LOSSES, bradley_terry, kto
+from hybridrl.algorithms.segments import Segments
 from hybridrl.config.schema import PreferenceConfig
 from hybridrl.data.demonstrations import Demonstration
 from hybridrl.data.preferences import Pair, Verdict
@@ -76,7 +77,13 @@ class Pairs:
         return ("pair", "side", "scale", *(() if self.config.loss == "simpo" else ("ref_log_probs",)))
 
     def __call__(
-        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+        self,
+        log_probs: Tensor,
+        entropy: Tensor,
+        fields: Mapping[str, Tensor],
+        mask: Tensor,
+        share: float,
+        segments: Segments,
     ) -> Shares:
         config = self.config
         gains = log_probs if config.loss == "simpo" else log_probs - fields["ref_log_probs"]
@@ -103,7 +110,9 @@ class ScoredPairs:
     fields: tuple[str, ...] = ("pair", "side", "margin")
     metrics: tuple[str, ...] = PAIR_METRICS
 
-    def __call__(self, values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float) -> Shares:
+    def __call__(
+        self, values: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float, segments: Segments
+    ) -> Shares:
         chosen, rejected, here = _by_pair(values, fields, mask, self.count)
         margins = _total(torch.where(fields["side"] > 0, fields["margin"], 0), fields, mask, self.count)
         return _mean(bradley_terry(chosen, rejected, margins), chosen.detach(), rejected.detach(), here)
@@ -122,7 +131,13 @@ class Verdicts:
     metrics: tuple[str, ...] = ("loss/preference", "reward/desirable", "reward/undesirable", "entropy")
 
     def __call__(
-        self, log_probs: Tensor, entropy: Tensor, fields: Mapping[str, Tensor], mask: Tensor, share: float
+        self,
+        log_probs: Tensor,
+        entropy: Tensor,
+        fields: Mapping[str, Tensor],
+        mask: Tensor,
+        share: float,
+        segments: Segments,
     ) -> Shares:
         config, count = self.config, self.count
         ratios = _total((log_probs - fields["ref_log_probs"]) * fields["scale"], fields, mask, count)

@@ -127,5 +127,5 @@ def test_reference_log_probs_are_asked_for_only_by_a_kl_loss():
 
 
 def test_unknown_algorithms_are_named():
-    with pytest.raises(ValueError, match=r"algorithm.name='ppo' is none of grpo, sft"):
-        make_loss(AlgorithmConfig(name="ppo"), 16)
+    with pytest.raises(ValueError, match=r"algorithm.name='dqn' is none of grpo, ppo, distill, sft"):
+        make_loss(AlgorithmConfig(name="dqn"), 16)
