@@ -22,7 +22,7 @@ USERS: Mapping[str, tuple[str, Sequence[str]]] = {
 """Options of the algorithm that only some of our own estimators or losses look at."""
 
 OWN: Mapping[str, Sequence[str]] = {
-    "advantage": (*BY_GROUP, "reinforce", "remax", "gae", "reverse_kl"),
+    "advantage": (*BY_GROUP, "reinforce", "remax"),
     "policy_loss": ("ppo_clip", "gspo", "cispo", "policy_gradient", "clip_cov", "kl_cov"),
 }
 """Our own, whose options are known; further ones may be registered, and look at what they like."""

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from hybridrl.config.kinds import OWN_ADVANTAGES, PAIRED, is_supervised
-from hybridrl.config.schema import Config, CriticConfig, PreferenceConfig, TeacherConfig
+from hybridrl.config.schema import AlgorithmConfig, Config, CriticConfig, PreferenceConfig, TeacherConfig
 from hybridrl.parallel.sizes import ParallelSizes
 
 _MEASURES = ("holdout", "holdout_every")
@@ -59,6 +59,14 @@ def _advantage(config: Config) -> Iterator[str]:
             f"algorithm.advantage={advantage} with algorithm.name={name}: expected {OWN_ADVANTAGES[name]} "
             f"(algorithm={name} sets both)"
         )
+    for key in ("normalize", "pass_k"):
+        value = getattr(config.algorithm, key)
+        if name in OWN_ADVANTAGES and value != getattr(AlgorithmConfig(), key):
+            yield f"algorithm.{key}={value} has no effect with algorithm.name={name}: no group is compared"
+    if name == "ppo" and config.algorithm.kl.where == "return":
+        yield "algorithm.kl.where=return with algorithm.name=ppo: its returns are those of rewards; set reward"
+    if name == "distill" and config.algorithm.kl.where in ("reward", "return"):
+        yield f"algorithm.kl.where={config.algorithm.kl.where} with algorithm.name=distill: no reward is learnt from"
     for kind, own in OWN_ADVANTAGES.items():
         if advantage == own and name not in OWN_ADVANTAGES:
             yield f"algorithm.advantage={own} needs algorithm.name={kind} (algorithm={kind} sets both), not {name}"
