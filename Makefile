@@ -39,9 +39,10 @@ test: lint types  ## lint, types and the quick tests
 test-full: lint types  ## every test: whole matrices and learning runs too
 	$(TEST_ENV) $(BIN)/python -m pytest -m ''
 
-lint: install  ## ruff: rules and format
+lint: install  ## ruff: rules and format; hadolint: the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 types: install  ## mypy
 	$(BIN)/mypy

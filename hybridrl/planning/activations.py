@@ -8,7 +8,7 @@ fuse what Megatron's local ones keep apart. Experts are reckoned as evenly loade
 from dataclasses import dataclass
 from math import ceil
 
-from hybridrl.config.kinds import is_supervised
+from hybridrl.config.kinds import samples_per_row
 from hybridrl.config.schema import Config
 from hybridrl.models.spec import MlaSpec, ModelSpec
 from hybridrl.models.weights import ITEM_BYTES
@@ -82,7 +82,7 @@ def micro_batches(config: Config) -> int:
     parallel, trainer, rollout = config.parallel, config.trainer, config.rollout
     world = trainer.nodes * trainer.ranks_per_node
     replicas = world // (parallel.tp * parallel.cp * parallel.pp)
-    samples = (trainer.mini_batch_prompts or trainer.prompts_per_step) * (1 if is_supervised(config) else rollout.n)
+    samples = (trainer.mini_batch_prompts or trainer.prompts_per_step) * samples_per_row(config)
     longest = rollout.max_prompt_length + rollout.max_response_length
     rows = max(1, trainer.max_tokens_per_micro_batch * parallel.cp // longest)
     if trainer.micro_batch_size is not None:

@@ -1,14 +1,18 @@
 """Scoring samples: every judge on every sample, the weighted sum as the reward, failures as the configuration says."""
 
+import importlib
 import math
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from hybridrl.config.schema import JudgeConfig, RewardsConfig
 from hybridrl.rewards.pool import Job, JudgePool, Verdict
 from hybridrl.rollout.samples import Sample
+
+if TYPE_CHECKING:
+    from hybridrl.rewards.ray_pool import RayJudgePool
 
 FAILURES = (
     "timeout", "batch_timeout", "died", "memory", "exception", "missing", "invalid", "unsendable", "no_worker",
@@ -31,13 +35,7 @@ class Judges:
     def __init__(self, config: RewardsConfig) -> None:
         self._config = config
         self._names = _names(config.judges)
-        self._pool = JudgePool(
-            [(judge.name, judge.args) for judge in config.judges],
-            size=config.workers,
-            timeout_s=config.timeout_s,
-            batch_timeout_s=config.batch_timeout_s,
-            memory_mb=config.memory_mb,
-        )
+        self._pool = make_pool(config)
 
     def __enter__(self) -> Self:
         self._pool.start()
@@ -79,6 +77,21 @@ class Judges:
         broken = any(verdict.scores is None for verdict in verdicts)
         sample.failed = broken and self._config.on_error == "mask"
         sample.reward = None if sample.failed else self._config.default if broken else total
+
+
+def make_pool(config: RewardsConfig) -> "JudgePool | RayJudgePool":
+    """The pool that `rewards.pool` names, not started."""
+    kind: Any = JudgePool
+    if config.pool == "ray":
+        kind = importlib.import_module("hybridrl.rewards.ray_pool").RayJudgePool
+    made: JudgePool | RayJudgePool = kind(
+        [(judge.name, judge.args) for judge in config.judges],
+        size=config.workers,
+        timeout_s=config.timeout_s,
+        batch_timeout_s=config.batch_timeout_s,
+        memory_mb=config.memory_mb,
+    )
+    return made
 
 
 def own_text(sample: Sample, tokenizer: Decoder) -> str:

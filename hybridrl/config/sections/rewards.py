@@ -20,7 +20,7 @@ class RewardsConfig:
 
     judges: list[JudgeConfig] = field(default_factory=list)
     pool: str = "process"
-    """`process`: worker processes on each node."""
+    """`process`: worker processes on each node; `ray`: on the Ray cluster of RAY_ADDRESS, with the same limits."""
     workers: int = 2
     """Worker processes a rank."""
     timeout_s: float = 10.0

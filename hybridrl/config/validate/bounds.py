@@ -134,7 +134,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "memory.arena": ("host", "disk"),
     "data.source": ("jsonl", "parquet", "dataset", "reasoning_gym"),
     "data.overlong": ("drop", "error"),
-    "rewards.pool": ("process",),
+    "rewards.pool": ("process", "ray"),
     "rewards.on_error": ("default", "mask"),
     "algorithm.name": ("grpo", "ppo", "distill", "sft", "preference", "reward_model"),
     "algorithm.normalize": ("sample_std", "population_std", "batch_std", "none"),

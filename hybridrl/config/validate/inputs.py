@@ -30,6 +30,8 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
         if config.model.tokenizer not in (None, config.model.path):
             yield from _tokenizer(str(config.model.tokenizer))
         yield from _data_files(config)
+        if config.rewards.pool == "ray" and not is_supervised(config) and find_spec("ray") is None:
+            yield "rewards.pool=ray: Ray is not installed here; pip install 'hybridrl[ray]'"
         if config.rollout.engine == "sglang" and not is_supervised(config) and find_spec("sglang") is None:
             yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
 
