@@ -88,7 +88,7 @@ class Region:
             )
         start = self._used
         self._used = min(start + padded(nbytes), self.nbytes)
-        return self._pages.base[start : start + nbytes].view(dtype).view(*shape)
+        return self._pages.base[start : start + nbytes].view(dtype).view(tuple(shape))
 
     def commit(self, start: int = 0, stop: int | None = None) -> None:
         """Sees to it that every byte of the range has a page; those that are there stay as they are.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed import single_runs
+from tests.distributed import single_rss, single_runs
 from tests.distributed.pool import WorkerPool
 from tests.distributed.reshard_runs import SPECS
 from tests.distributed.test_reshard import ALL, DENSE_ENGINES, DENSE_TRAINING
@@ -115,3 +115,31 @@ def test_a_parameter_that_was_given_other_storage_loses_no_weights(pool: WorkerP
         assert "was given another storage" in text
         assert not touched
         assert there
+
+
+NOISE = 2**20
+"""Bytes of a rank's resident set that Python and the kernel's own counting add."""
+
+
+@pytest.mark.parametrize(
+    ("train", "rollout", "order"),
+    [
+        ({"pp": 2, "ep": 2}, {"tp": 4}, True),
+        pytest.param({"pp": 4}, {"tp": 2}, True, marks=pytest.mark.full),
+        pytest.param({"ep": 4}, {"tp": 4}, True, marks=pytest.mark.full),
+        pytest.param({"tp": 4, "ep": 4}, {"tp": 4}, False, marks=pytest.mark.full),
+        pytest.param({"tp": 2, "ep": 2}, {"tp": 4, "ep": 4}, False, marks=pytest.mark.full),
+        pytest.param({"tp": 2, "etp": 2}, {"tp": 2, "ep": 2}, False, marks=pytest.mark.full),
+    ],
+)
+def test_the_resident_set_never_exceeds_the_larger_side_and_two_buckets(
+    pool: WorkerPool, train: dict[str, int], rollout: dict[str, int], order: bool
+) -> None:
+    hidden, bucket_bytes = 512, 4 * 2**20
+    assert single_rss.moe_bytes(hidden)[1] >= 200e6
+    run = {"hidden": hidden, "train": train, "rollout": rollout, "order": order, "bucket_bytes": bucket_bytes}
+    for found in pool.run(single_rss.switches, 4, **run):
+        if found is None:
+            pytest.skip("this kernel does not start the peak of a process afresh (/proc/self/clear_refs)")
+        for switch in found:
+            assert switch.peak <= switch.allowed + NOISE
