@@ -1,9 +1,10 @@
 """Who owns how many bytes of the fullest device, phase by phase, and of the host's memory beside it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridrl.config.schema import Config
+from hybridrl.models.families import weight_map, with_scalar_head
 from hybridrl.planning.activations import activations
 from hybridrl.planning.cache import KvCache, kv_cache
 from hybridrl.planning.hardware import Hardware
@@ -51,6 +52,10 @@ class Trained:
     def optimizer(self) -> int:
         return self.masters + self.moments
 
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
 
 def trained(config: Config, layouts: Layouts, shard: Shard) -> Trained:
     """Megatron's buffers and optimizer: gradients in float32; masters where parameters are not float32 themselves.
@@ -79,8 +84,11 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
     backward = activations(config, layouts.spec, stage, fused=fused).total
     staging = reshard.staging_bytes(rank) if reshard else 0
     always = {"parameters": own.parameters, "staging": staging}
+    valued = critic_of(config, layouts, rank)
+    critic = {"critic": valued.total} if valued else {}
     update = {
         **always,
+        **critic,
         "gradients": own.gradients,
         "masters": own.masters,
         "moments": own.moments,
@@ -89,19 +97,22 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
     if reshard is None:
         return RankMemory(rank=rank, phases={"update": update}, host={}, cache=_no_cache())
     rollout, leaves = _rollout(config, layouts, reshard, hardware, rank, own, always)
-    cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values())))
+    kept = sum(critic.values()) if config.memory.critic == "none" else 0
+    cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values()) - kept))
     to_rollout = {name: size for name, size in rollout.items() if name != "activations"}
     reference = _reference(config, own)
+    if config.memory.critic == "none":
+        to_rollout, rollout = to_rollout | critic, rollout | critic
     phases = {
         "to_rollout": to_rollout,
         "rollout": {**rollout, "kv_cache": cache.nbytes},
-        "logprob": {**always, "activations": forward, **({} if leaves else _optimizer(own))},
+        "logprob": {**always, **critic, "activations": forward, **({} if leaves else _optimizer(own))},
         "update": update,
     }
     return RankMemory(
         rank=rank,
         phases={name: owners | reference.device for name, owners in phases.items()},
-        host=dict(_host(config, own, reshard.aliased_bytes(rank), leaves)) | reference.host,
+        host=dict(_host(config, own, reshard.aliased_bytes(rank), leaves, valued)) | reference.host,
         cache=cache,
     )
 
@@ -143,8 +154,22 @@ def _rollout(
     return (found, True) if leaves else (found | _optimizer(own), False)
 
 
-def _host(config: Config, own: Trained, aliased: int, leaves: bool) -> Iterator[tuple[str, int]]:
+def critic_of(config: Config, layouts: Layouts, rank: int) -> Trained | None:
+    """The critic of PPO on this rank, in its own layout; None for other algorithms."""
+    if config.algorithm.name != "ppo":
+        return None
+    own = {key: value for key, value in vars(config.critic.parallel).items() if value is not None}
+    weights = weight_map(with_scalar_head(layouts.spec))
+    critic = Layouts(replace(config, parallel=replace(config.parallel, **own)), weights, layouts.transformer_engine)
+    return trained(critic.config, critic, training_shard(critic, rank))
+
+
+def _host(
+    config: Config, own: Trained, aliased: int, leaves: bool, critic: Trained | None
+) -> Iterator[tuple[str, int]]:
     """What lies in the host's memory during a rollout."""
+    if critic is not None and config.memory.critic in ("host", "auto") and config.memory.arena != "disk":
+        yield "critic", critic.total - critic.gradients
     on_disk = config.memory.optimizer == "disk" or (config.memory.optimizer == "auto" and config.memory.arena == "disk")
     if leaves and not on_disk:
         yield "masters", own.masters

@@ -194,3 +194,13 @@ def test_hardware_files_are_whole() -> None:
 def test_facts_of_another_model_are_refused() -> None:
     found = prepare(["recipe=grpo_tiny_moe", "model.facts=qwen3_30b_a3b"])
     assert any("model.facts=qwen3_30b_a3b is another model" in t and "num_layers=" in t for t in found.errors)
+
+
+def test_a_critic_takes_its_share_in_its_own_layout() -> None:
+    plain, sharded = planned("recipe=ppo_qwen3_8b"), planned("recipe=ppo_qwen3_8b", "critic.parallel.tp=8")
+    for phase in ("logprob", "update"):
+        assert plain.memory.phases[phase]["critic"] > 1.2 * sharded.memory.phases[phase]["critic"]
+    assert "critic" not in plain.memory.phases["rollout"]
+    assert 0 < plain.memory.host["critic"] < plain.memory.phases["update"]["critic"]  # gradients are released
+    stays = planned("recipe=ppo_qwen3_8b", "memory.critic=none").memory
+    assert stays.phases["rollout"]["critic"] == plain.memory.phases["update"]["critic"]

@@ -26,6 +26,7 @@ def test_the_recipes_are_those_that_are_promised() -> None:
     models = {"qwen3_30b_a3b": [1, 4], "qwen3_235b_a22b": [8, 16], "deepseek_v3": [32, 64], "glm4_5_355b": [16]}
     models |= {"moonlight_16b": [1], "mixtral_8x7b": [1]}
     wanted = {(f"{kind}_{model}", n) for kind in ("grpo", "dapo") for model, nodes in models.items() for n in nodes}
+    wanted |= {("gspo_qwen3_30b_a3b", 1), ("gspo_qwen3_30b_a3b", 4), ("ppo_qwen3_8b", 1)}
     assert wanted <= set(cases())
 
 
