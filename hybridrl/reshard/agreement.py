@@ -6,6 +6,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
+from hybridrl.reshard.transports import Transport, TransportError
+
 
 class SyncError(RuntimeError):
     """A weight sync that did not happen or did not end; raised on every rank alike.
@@ -18,6 +20,10 @@ class SyncError(RuntimeError):
         self.problems = tuple(problems)
         self.touched = touched
         super().__init__("\n  ".join([f"{what}:", *problems]))
+
+
+FAILED = 2**62
+"""More than any version, and than the negative of any."""
 
 
 class Outcome:
@@ -54,27 +60,30 @@ class Outcome:
 class Agreement:
     """Tells every rank of the world whether all are well and mean the same version.
 
-    Costs one all-reduce of three numbers, and gathers texts only where there is something to tell.
+    Costs a message of the transport's, or one all-reduce, of a few numbers, and gathers texts only where there is
+    something to tell.
 
     Args:
         device: where the world's collectives want their tensors.
+        transport: what may be quicker than they. Where it fails, they have the last word.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, transport: Transport) -> None:
         self._alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._flags = torch.zeros(3, dtype=torch.int64, device=device)
-        self._failed, self._highest, self._lowest = self._flags.unbind()
+        self._flags = torch.zeros(2, dtype=torch.int64, device=device)
+        self._first, self._second = self._flags.unbind()
+        self._transport = transport
 
     def settle(self, version: int, problem: str = "") -> list[str]:
         """The problems of all ranks, alike on all; empty where all are well. Collective."""
         if self._alone:
             return [problem] if problem else []
-        self._failed.fill_(bool(problem))
-        self._highest.fill_(version)
-        self._lowest.fill_(-version)  # its negative: the maximum of both is one collective
-        dist.all_reduce(self._flags, dist.ReduceOp.MAX)
-        failed, highest, lowest = self._flags.tolist()
-        if not failed and highest == -lowest:
+        try:
+            highest = self._highest(version, problem)
+        except TransportError as error:
+            problem = problem or str(error)
+            highest = self._reduce(version, problem)
+        if highest == (version, -version):
             return []
         told: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
         dist.all_gather_object(told, (problem, version))
@@ -83,3 +92,21 @@ class Agreement:
         if len(set(versions.values())) > 1:
             found.append(f"ranks were called for different versions: {versions}")
         return found
+
+    def _highest(self, version: int, problem: str) -> tuple[int, int]:
+        """The highest version and the highest of their negatives; a problem counts as a version that none is."""
+        first, second = _claim(version, problem)
+        found = self._transport.highest(first, second)
+        return self._reduce(version, problem) if found is None else found
+
+    def _reduce(self, version: int, problem: str) -> tuple[int, int]:
+        first, second = _claim(version, problem)
+        self._first.fill_(first)
+        self._second.fill_(second)
+        dist.all_reduce(self._flags, dist.ReduceOp.MAX)
+        first, second = self._flags.tolist()
+        return first, second
+
+
+def _claim(version: int, problem: str) -> tuple[int, int]:
+    return (FAILED, FAILED) if problem else (version, -version)

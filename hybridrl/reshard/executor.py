@@ -79,8 +79,8 @@ class Executor:
         self._storages = {"source": Storages(source), "destination": Storages(destination)}
         self._transport = transport
         self._overlaps = transport.overlaps and len(self.staging.send) > 1
-        self._agreement = Agreement(device)
-        self._clock = clock
+        self._agreement = Agreement(device, transport)
+        self.clock = clock
 
     def run(self, version: int, check: Callable[[], None] | None = None) -> None:
         """Brings the source's weights into the destination, all of them, as `version`. Collective.
@@ -91,7 +91,7 @@ class Executor:
         different versions; touched, with `version` None from then on, where anything failed on any rank after that. A
         later run writes everything anew.
         """
-        start = self._clock()
+        start = self.clock()
         problems = [f"{side} {text}" for side, one in self._storages.items() for text in one.problems()]
         told = self._agreement.settle(version, "; ".join(problems))
         if told:
@@ -104,25 +104,25 @@ class Executor:
             with work:
                 check()
         self._finish(version, wire if wire.failed else work)
-        self.seconds.total = self._clock() - start
+        self.seconds.total = self.clock() - start
 
     def close(self) -> None:
         """Ends the transport."""
         self._transport.close()
 
     def _write(self, work: Outcome, wire: Outcome) -> None:
-        began = self._clock()
+        began = self.clock()
         with work:
             _run(self._program.copies)
             if self._program.fills:
                 torch._foreach_zero_(self._program.fills)
-        copied = self._clock()
+        copied = self.clock()
         self._exchange(work, wire)
-        exchanged = self._clock()
+        exchanged = self.clock()
         if not work.failed and not wire.failed:
             with work:
                 _run(self._program.echoes)
-        self.seconds.copy = copied - began + self._clock() - exchanged
+        self.seconds.copy = copied - began + self.clock() - exchanged
         self.seconds.rounds = exchanged - copied
         if not work.failed and not wire.failed:
             with work:

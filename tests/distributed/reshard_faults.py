@@ -1,7 +1,10 @@
 """What goes wrong on one rank of a reshard, and what all ranks then see. Runs on ranks of the pool."""
 
+import gc
+import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +17,7 @@ from hybridrl.reshard.golden_checks import WeightError
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.reshard.plan import Derived
 from hybridrl.reshard.sync import WeightSync
-from hybridrl.reshard.transports import Exchange
+from hybridrl.reshard.transports import Exchange, GlooTransport, SharedTransport, make_transport
 from tests.distributed.reshard_runs import (
     SPECS,
     TRANSPORTS,
@@ -189,9 +192,82 @@ def late_rank(transport: str) -> list[str]:
     assert error.touched
     assert sync.version is None
     again = failure(lambda: sync.run(1))
-    assert again.touched
     assert sync.version is None
     return [str(error), str(again)]
+
+
+def slow_rank(round_number: int) -> str:
+    """A rank that comes to an exchange when the others have given it up: it goes on, and is told at the end."""
+    world = World(transport=SharedTransport.connect(dist.new_group(timeout=timedelta(seconds=1))))
+    sync = world.sync()
+    start = sync.executor._transport.start
+    calls = 0
+
+    def dawdles(exchange: Exchange) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == round_number % len(sync.plan.rounds) + 1:
+            time.sleep(2)
+        start(exchange)
+
+    with replaced(sync.executor._transport, "start", dawdles if world.rank == 2 else start):
+        error = failure(lambda: sync.run(0))
+    assert error.touched
+    assert sync.version is None
+    return str(error)
+
+
+def no_shared_memory(where: str) -> list[bool]:
+    """One rank can give no memory, or cannot see another's: none shares memory, nothing stays open, and syncs go on."""
+    rank = dist.get_rank()
+
+    def denied(*_: Any) -> Any:
+        raise OSError("no such thing here")
+
+    owner, name = {"give": (os, "memfd_create"), "see": (os, "readlink")}[where]
+    before = len(os.listdir("/proc/self/fd"))
+    with replaced(owner, name, denied if rank == 2 else getattr(owner, name)):
+        transport = make_transport(torch.device("cpu"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    world = World(transport=transport)
+    sync = world.sync()
+    for version in range(2):
+        world.train(version)
+        sync.run(version)
+        assert world.serves(version)
+    return isinstance(transport, GlooTransport)
+
+
+def no_memory_for_staging() -> str:
+    world = World(transport=SharedTransport.connect())
+
+    def full(*_: Any) -> Any:
+        raise OSError("no space left on device")
+
+    with replaced(os, "posix_fallocate", full if world.rank == 1 else os.posix_fallocate):
+        return str(failure(world.sync, WeightError))
+
+
+def descriptors() -> int:
+    """How many pipes and memories stay open of five weight syncs that were run and closed."""
+    world = World()
+    before = _shared_descriptors()
+    for version in range(5):
+        with world.sync() as sync:
+            assert isinstance(sync.executor._transport, SharedTransport)
+            sync.run(version)
+            assert _shared_descriptors() > before
+        del sync
+        gc.collect()
+    return _shared_descriptors() - before
+
+
+def _shared_descriptors() -> int:
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the directory's own
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sum(link.startswith("pipe:") or "memfd:hybridrl" in link for link in links)
 
 
 def corrupted() -> str:

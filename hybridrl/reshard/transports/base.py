@@ -40,5 +40,9 @@ class Transport(Protocol):
     def finish(self) -> None:
         """The fence: what comes after it sees the received bytes. Raises TransportError; nothing where none began."""
 
+    def highest(self, first: int, second: int) -> tuple[int, int] | None:
+        """The highest of each over all ranks; None, on all ranks, where a collective of the world is as good.
+        Collective. Raises TransportError."""
+
     def close(self) -> None:
         """Ends a transport that is not used again."""

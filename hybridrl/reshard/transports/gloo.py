@@ -43,5 +43,8 @@ class GlooTransport:
         if not done:
             raise TransportError("the exchange with the other ranks was not completed")
 
+    def highest(self, first: int, second: int) -> None:
+        """See `Transport.highest`."""
+
     def close(self) -> None:
         """The connections are the group's."""

@@ -39,5 +39,8 @@ class NcclTransport:
         if work is not None:
             work.wait()
 
+    def highest(self, first: int, second: int) -> None:
+        """See `Transport.highest`."""
+
     def close(self) -> None:
         """The communicator is the group's."""

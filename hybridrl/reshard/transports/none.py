@@ -27,5 +27,8 @@ class NoTransport:
     def finish(self) -> None:
         """Nothing is in flight."""
 
+    def highest(self, first: int, second: int) -> None:
+        """See `Transport.highest`."""
+
     def close(self) -> None:
         """Nothing is held."""
