@@ -7,6 +7,7 @@ import torch
 from hybridrl.reshard.plan import Message, Plan
 
 ALIGNMENT = 64
+SCRATCH_BYTES = 2**19
 
 
 class Staging:
@@ -18,11 +19,20 @@ class Staging:
     def __init__(self, send: Sequence[torch.Tensor], receive: Sequence[torch.Tensor]) -> None:
         self.send = list(send)
         self.receive = list(receive)
+        self.scratch = torch.empty(0, dtype=torch.uint8)
+        """Where rows are gathered before they are converted; empty where none are."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(buffer.numel() for buffer in (*self.send, *self.receive))
+        return sum(buffer.numel() for buffer in (*self.send, *self.receive, self.scratch))
+
+    def take_scratch(self, limit: int) -> torch.Tensor:
+        """The scratch, taken when first asked for: a part of a core's cache, if all buffers stay within the limit."""
+        if not self.scratch.numel():
+            size = min(SCRATCH_BYTES, limit - self.nbytes) // ALIGNMENT * ALIGNMENT
+            self.scratch = torch.zeros(max(0, size), dtype=torch.uint8)
+        return self.scratch
 
     def arrival(self, number: int, message: Message) -> tuple[torch.Tensor, int]:
         """Where a message that is received in round `number` lies after its fence: a buffer, and the offset in it."""

@@ -4,14 +4,14 @@ Movements of one round are grouped by dtypes and by whether they are gapless, an
 own strides are respected, so that transposed parameters are as good as any.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Protocol
 
 import torch
 
-from hybridrl.reshard.buffers import Staging
+from hybridrl.reshard.buffers import ALIGNMENT, Staging
 from hybridrl.reshard.plan import Copy, Message, Plan, Round, View
 from hybridrl.reshard.regions import Pair, Region, merge
 from hybridrl.reshard.storages import Tensors
@@ -136,12 +136,39 @@ class Compiler:
 
     def _batches(self, pairs: Iterable[Pair]) -> tuple[Batch, ...]:
         groups: dict[tuple[torch.dtype, torch.dtype, bool], Batch] = {}
+        rows: list[tuple[torch.Tensor, torch.Tensor]] = []
         for pair in merge(pairs):
             read, write = self._tensor(pair.read), self._tensor(pair.write)
+            if not pair.read.dense and read.dtype != write.dtype and read.nbytes <= self._scratch(read).numel():
+                rows.append((read, write))
+                continue
             batch = groups.setdefault((read.dtype, write.dtype, pair.dense), Batch([], []))
             batch.reads.append(read)
             batch.writes.append(write)
-        return tuple(groups.values())
+        return (*groups.values(), *self._gathered(rows))
+
+    def _scratch(self, read: torch.Tensor) -> torch.Tensor:
+        """Where rows are gathered first: on a CPU, on which converting them in place of that took twice the time."""
+        if read.device.type != "cpu":
+            return torch.empty(0, dtype=torch.uint8)
+        return self.staging.take_scratch(2 * self.plan.bucket_bytes)
+
+    def _gathered(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Batch]:
+        """As many reads as the scratch holds are gathered in it, and converted out of it, and so on."""
+        start, scratch = 0, self.staging.scratch
+        gather, convert = Batch([], []), Batch([], [])
+        for read, write in rows:
+            if start + read.nbytes > scratch.numel():
+                yield from (gather, convert)
+                start, gather, convert = 0, Batch([], []), Batch([], [])
+            gathered = scratch[start : start + read.nbytes].view(read.dtype).view(read.shape)
+            start += -(-read.nbytes // ALIGNMENT) * ALIGNMENT
+            gather.writes.append(gathered)
+            gather.reads.append(read)
+            convert.writes.append(write)
+            convert.reads.append(gathered)
+        if rows:
+            yield from (gather, convert)
 
     def _tensor(self, region: Region) -> torch.Tensor:
         return self._bases[region.storage].as_strided(region.sizes, region.strides, region.offset)

@@ -63,6 +63,33 @@ def test_dtypes_are_converted_as_on_the_golden_path(have, want):
         assert_same(fast, slow)
 
 
+@pytest.mark.parametrize("bucket_bytes", [2**20, 2**10])
+def test_rows_are_gathered_before_they_are_converted_where_staging_has_room(bucket_bytes):
+    source, destination = trained(), served("bfloat16")
+    ours, fast, slow = tensors(source, 9), tensors(destination), tensors(destination)
+    wide = {name: torch.zeros(*value.shape[:-1], 2 * value.shape[-1]) for name, value in ours.items()}
+    ours = {name: wide[name][..., : value.shape[-1]].copy_(value) for name, value in ours.items()}
+    sync = WeightSync(source, ours, destination, fast, 0, bucket_bytes=bucket_bytes)
+    for version in range(2):
+        sync.run(version)
+        golden_sync(source, ours, destination, slow, 0, convert=True)
+        assert_same(fast, slow)
+    scratch = sync.executor.staging.scratch
+    assert 0 < scratch.numel() == sync.executor.staging.nbytes <= 2 * bucket_bytes
+    gathers = [
+        b
+        for b in sync.executor._program.copies
+        if b.writes[0].untyped_storage()._cdata == scratch.untyped_storage()._cdata
+    ]
+    assert len(gathers) > (bucket_bytes == 2**10)
+    direct = [
+        b
+        for b in sync.executor._program.copies
+        if b.reads[0].dtype != b.writes[0].dtype and not b.reads[0].is_contiguous()
+    ]
+    assert bool(direct) == (bucket_bytes == 2**10)
+
+
 def test_parameters_may_be_stored_transposed_or_within_a_larger_buffer():
     source, destination = trained(), served()
     ours, fast, slow = tensors(source, 2), tensors(destination), tensors(destination)
