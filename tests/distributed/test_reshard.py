@@ -47,12 +47,14 @@ def test_a_bucket_smaller_than_one_tensor(pool, bucket_bytes, transport):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("bucket_bytes", [2**12, 2**26])
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize(("bucket_bytes", "transport"), [(2**12, "shared"), (2**26, "shared"), (2**12, "gloo")])
 @pytest.mark.parametrize("spec", SPECS)
-def test_codes_arrive_over_all_pairs_of_layouts(pool, spec, bucket_bytes):
+def test_codes_arrive_over_all_pairs_of_layouts(pool, spec, bucket_bytes, transport):
     pairs = ALL
     if SPECS[spec].moe is None:
         pairs = [(t, e) for t, e in ALL if t in DENSE_TRAINING and e in DENSE_ENGINES]
     if spec == "mixtral":
         pairs = [(t, e) for t, e in ALL if "dp2" not in e]
-    pool.run(reshard_runs.sync_pairs, world=4, timeout=1500.0, spec=spec, pairs=pairs, bucket_bytes=bucket_bytes)
+    options = {"spec": spec, "pairs": pairs, "bucket_bytes": bucket_bytes, "transport": transport}
+    pool.run(reshard_runs.sync_pairs, world=4, timeout=1500.0, **options)
