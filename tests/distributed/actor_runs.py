@@ -43,6 +43,7 @@ def make_config(world: int, **groups_of_options: dict[str, Any]) -> Config:
     config.algorithm = AlgorithmConfig(
         entropy_coef=0.01, clip_high=0.3, dual_clip=3.0, kl=KlConfig(where="loss", coef=0.1)
     )
+    config.algorithm.correction.weight = "token"
     for group, options in groups_of_options.items():
         for name, value in options.items():
             setattr(getattr(config, group), name, value)
@@ -60,13 +61,15 @@ def make_actor(folder: Any, total_updates: int = 10, **options: dict[str, Any]) 
 
 
 def with_old_log_probs(rows: list[Row], actor: Actor, noise: float = 0.15) -> list[Row]:
-    """The rows with old and reference log-probs a little off the policy's own."""
+    """The rows with old and reference log-probs a little off the policy's own; some tokens are selected."""
     rng = np.random.default_rng(7)
     own = actor.log_probs(rows)
     return [
         row.with_fields(
             old_log_probs=p + rng.normal(0, noise, len(p)).astype(np.float32),
             ref_log_probs=p + rng.normal(0, noise, len(p)).astype(np.float32),
+            importance=np.linspace(0.5, 1.5, len(p)),
+            selected=np.arange(len(p)) % 3 == 0,
         )
         for row, p in zip(rows, own, strict=True)
     ]

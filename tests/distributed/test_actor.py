@@ -55,6 +55,15 @@ FAMILIES = [
     "qwen2",
     "llama_biased",
 ]
+LOSSES = {
+    "ppo_clip": "token_mean",
+    "gspo": "seq_mean_token_mean",
+    "cispo": "token_mean",
+    "policy_gradient": "seq_mean_token_sum",
+    "clip_cov": "token_mean",
+    "kl_cov": "token_mean",
+}
+"""Policy losses, and how their tokens are weighed here."""
 FAMILY_DEFAULT = [
     ("engine", "tp2-ep2", "glm4_moe_qk_norm"),
     ("megatron", "pp2", "glm4_moe"),
@@ -74,7 +83,7 @@ DEFAULT = [
 ]
 
 
-def run(pool, layout, world, cut, optimizer, variant="qwen3_moe", steps=1):
+def run(pool, layout, world, cut, optimizer, variant="qwen3_moe", steps=1, policy_loss="ppo_clip"):
     size, parallel = LAYOUTS[layout].get(world, (1, {}))
     results = pool.run(
         actor_runs.updates,
@@ -85,6 +94,7 @@ def run(pool, layout, world, cut, optimizer, variant="qwen3_moe", steps=1):
         trainer=CUTS[cut],
         optimizer=optimizer,
         model={"parameter_layout": layout, "vocab_multiple": 8},
+        algorithm={"policy_loss": policy_loss, "aggregate": LOSSES[policy_loss]},
     )
     for other in results[1:]:
         assert other["metrics"] == results[0]["metrics"]
@@ -95,11 +105,11 @@ def run(pool, layout, world, cut, optimizer, variant="qwen3_moe", steps=1):
 _baselines = {}
 
 
-def baseline(pool, variant, optimizer, steps):
+def baseline(pool, variant, optimizer, steps, policy_loss="ppo_clip"):
     """The same on one rank, in one pack, in Megatron's own layout."""
-    key = (variant, optimizer["name"], steps)
+    key = (variant, optimizer["name"], steps, policy_loss)
     if key not in _baselines:
-        _baselines[key] = run(pool, "megatron", "one", "packed", optimizer, variant, steps)
+        _baselines[key] = run(pool, "megatron", "one", "packed", optimizer, variant, steps, policy_loss)
     return _baselines[key]
 
 
@@ -135,6 +145,20 @@ def test_one_update_does_not_depend_on_the_world(pool, layout, world, cut):
 @pytest.mark.parametrize(("layout", "world", "variant"), FAMILY_DEFAULT)
 def test_one_update_with_sigmoid_routing_does_not_depend_on_the_world(pool, layout, world, variant):
     assert_same_update(run(pool, layout, world, "packed-small", SGD, variant), baseline(pool, variant, SGD, 1))
+
+
+@pytest.mark.parametrize("policy_loss", [name for name in LOSSES if name != "ppo_clip"])
+def test_one_update_by_each_loss_does_not_depend_on_the_world(pool, policy_loss):
+    got = run(pool, "engine", "tp2-ep2", "packed-small", SGD, policy_loss=policy_loss)
+    assert_same_update(got, baseline(pool, "qwen3_moe", SGD, 1, policy_loss))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy_loss", [name for name in LOSSES if name != "ppo_clip"])
+@pytest.mark.parametrize(("layout", "world", "cut"), DEFAULT)
+def test_one_update_by_each_loss_does_not_depend_on_many_worlds(pool, policy_loss, layout, world, cut):
+    got = run(pool, layout, world, cut, SGD, policy_loss=policy_loss)
+    assert_same_update(got, baseline(pool, "qwen3_moe", SGD, 1, policy_loss))
 
 
 @pytest.mark.full

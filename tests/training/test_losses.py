@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from hybridrl.algorithms.policy_losses import POLICY_LOSSES
 from hybridrl.algorithms.segments import Segments
-from hybridrl.config.schema import AlgorithmConfig, KlConfig
+from hybridrl.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig
 from hybridrl.training.batch import with_weights
 from hybridrl.training.losses import make_loss
 from hybridrl.training.microbatch import make_micro_batch
 from hybridrl.training.rows import Row
 
-FIELDS = ("advantages", "old_log_probs", "ref_log_probs", "weights")
+FIELDS = ("advantages", "old_log_probs", "ref_log_probs", "importance", "selected")
 
 
 def make_rows(seed=0, masks=None):
@@ -23,15 +24,20 @@ def make_rows(seed=0, masks=None):
             index=i,
             token_ids=rng.integers(0, 9, n),
             mask=np.array(masks[i]),
-            fields={name: rng.normal(size=n).astype(np.float32) for name in FIELDS[:3]},
+            fields={name: rng.normal(size=n).astype(np.float32) for name in FIELDS},
         )
         for i, n in enumerate(lengths)
     ]
 
 
-def everything(aggregate="token_mean"):
+def everything(aggregate="token_mean", policy_loss="ppo_clip"):
     return AlgorithmConfig(
-        aggregate=aggregate, dual_clip=2.0, entropy_coef=0.01, kl=KlConfig(where="loss", coef=0.1, estimator="k3")
+        policy_loss=policy_loss,
+        aggregate=aggregate,
+        dual_clip=2.0,
+        entropy_coef=0.01,
+        kl=KlConfig(where="loss", coef=0.1, estimator="k3"),
+        correction=CorrectionConfig(weight="token"),
     )
 
 
@@ -59,11 +65,17 @@ def run(rows, loss, cut, packing, table, poison=None):
     return total.item(), table.grad, sums
 
 
-@pytest.mark.parametrize("aggregate", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
+@pytest.mark.parametrize(
+    ("aggregate", "policy_loss"),
+    [
+        *((name, "ppo_clip") for name in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm")),
+        *(("seq_mean_token_mean", name) for name in POLICY_LOSSES if name != "ppo_clip"),
+    ],
+)
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("cut", [[[0], [1], [2], [3], [4]], [[4, 1], [3], [], [2, 0]]])
-def test_shares_add_up_to_the_same_loss_gradient_and_metrics(aggregate, packing, cut):
-    loss = make_loss(everything(aggregate), 16)
+def test_shares_add_up_to_the_same_loss_gradient_and_metrics(aggregate, policy_loss, packing, cut):
+    loss = make_loss(everything(aggregate, policy_loss), 16)
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(1))
     value, gradient, metrics = run(make_rows(), loss, [[0, 1, 2, 3, 4]], True, table)
     cut_value, cut_gradient, cut_metrics = run(make_rows(), loss, cut, packing, table)
@@ -72,9 +84,10 @@ def test_shares_add_up_to_the_same_loss_gradient_and_metrics(aggregate, packing,
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("policy_loss", list(POLICY_LOSSES))
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1.0])
-def test_nothing_outside_the_mask_reaches_the_loss_or_the_gradient(poison):
-    loss = make_loss(everything(), 16)
+def test_nothing_outside_the_mask_reaches_the_loss_or_the_gradient(poison, policy_loss):
+    loss = make_loss(everything(policy_loss=policy_loss), 16)
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(1))
     clean = run(make_rows(), loss, [[0, 1, 2, 3, 4]], True, table)
     dirty = run(make_rows(), loss, [[0, 1, 2, 3, 4]], True, table, poison)
