@@ -97,7 +97,9 @@ class Session:
         self._make_models(spec, sizes)
         self.reference: Reference | None = None
         if not self.supervised:
-            self.engine = make_engine(config, self.model_folder, spec, self.device, self._stack, self.actor.layout)
+            self.engine = make_engine(
+                config, self.model_folder, spec, self.device, self._stack, self.actor.layout, self.tokenizer_folder
+            )
             self._sync = self._stack.enter_context(self._make_sync())
             self._leads = self._is_leader()
             self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)

@@ -5,7 +5,7 @@ at once.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from hybridrl.rollout import wire
 from hybridrl.rollout.engine import Engine
 from hybridrl.rollout.samples import Finish, Prompt, Request, Sample, SamplingParams
 from hybridrl.rollout.seeds import sample_seed
+from hybridrl.rollout.stops import Decode
 
 
 def make_requests(
@@ -29,8 +30,8 @@ def make_requests(
 ) -> list[Request]:
     """`config.n` requests a prompt, prompt by prompt, each with a seed of its own; the same list on every rank.
 
-    `seed` is the run's. A response ends with any of `eos_ids` or of `config.stop_token_ids`. With `greedy` each prompt
-    has one request more, of index `config.n`, at a temperature of 0.
+    `seed` is the run's. A response ends with any of `eos_ids`, of `config.stop_token_ids` or of `config.stop`. With
+    `greedy` each prompt has one request more, of index `config.n`, at a temperature of 0.
 
     Raises ValueError that lists repeated prompt ids and prompts longer than `config.max_prompt_length` (dropping or
     cutting them is for the data to decide), or if nothing could end a response early.
@@ -55,6 +56,7 @@ def make_requests(
         top_k=config.top_k,
         max_new_tokens=config.max_response_length,
         stop_token_ids=stop,
+        stop=tuple(config.stop),
     )
     each = [params] * config.n + [replace(params, temperature=0.0)] * greedy
     return [
@@ -98,14 +100,17 @@ def generate_local(engine: Engine, requests: Sequence[Request]) -> list[Sample]:
     return samples
 
 
-def check_samples(requests: Sequence[Request], samples: Sequence[Sample]) -> None:
-    """Raises ValueError that lists what is wrong with an engine's answer: count, order, lengths, limits and stops."""
+def check_samples(requests: Sequence[Request], samples: Sequence[Sample], decode: Decode | None = None) -> None:
+    """Raises ValueError that lists what is wrong with an engine's answer: count, order, lengths, limits and stops.
+
+    Stop strings are looked for with `decode`; without it a sample that asked for some is believed.
+    """
     if len(samples) != len(requests):
         raise ValueError(f"{len(requests)} requests were answered by {len(samples)} samples")
     problems = [
         f"prompt {r.prompt.id}, sample {r.index}: {problem}"
         for r, s in zip(requests, samples, strict=True)
-        for problem in _problems(r, s)
+        for problem in (*_problems(r, s), *_ending_problems(r, s, decode))
     ]
     if problems:
         raise ValueError("; ".join(problems))
@@ -125,9 +130,26 @@ def _problems(request: Request, sample: Sample) -> list[str]:
             f"routed experts of {len(routes)} tokens came with {len(request.prompt.token_ids)} of the prompt and "
             f"{tokens} of the response; expected all but the last"
         )
-    if sample.finish is Finish.STOP and (not tokens or sample.response_ids[-1] not in request.params.stop_token_ids):
-        found.append(f"finished by {sample.finish} without a stop token at its end")
     return found
+
+
+def _ending_problems(request: Request, sample: Sample, decode: Decode | None) -> Iterator[str]:
+    tokens, ids, strings = sample.response_ids, request.params.stop_token_ids, request.params.stop
+    if early := [token for token in tokens[:-1] if token in ids]:
+        yield f"went on after stop token {early[0]}"
+    by_token = bool(tokens) and tokens[-1] in ids
+    if not strings or decode is None:
+        if sample.finish is Finish.STOP and not by_token and not (tokens and strings):
+            yield f"finished by {sample.finish} without a stop token at its end"
+        return
+    whole, before = decode(tokens), decode(tokens[:-1])
+    if early_text := [text for text in strings if text in before]:
+        yield f"went on after stop string {early_text[0]!r}"
+    by_text = any(text in whole for text in strings)
+    if sample.finish is Finish.STOP and not (by_token or by_text):
+        yield f"finished by {sample.finish} without a stop token or a stop string at its end"
+    if sample.finish is not Finish.STOP and by_text:
+        yield f"finished by {sample.finish} with a stop string at its end"
 
 
 def share(

@@ -18,6 +18,7 @@ from hybridrl.rollout.routes import pack
 from hybridrl.rollout.samples import Finish, Request, Sample
 from hybridrl.rollout.seeds import UniformStream
 from hybridrl.rollout.slots import SlotCache
+from hybridrl.rollout.stops import Decode, Ending
 
 PREFILL_TOKENS = 16384  # tokens of one prefill pass, padding included; a longer prompt goes alone
 REFILL_SHARE = 4  # waiting requests are let in once 1/REFILL_SHARE of the slots are free
@@ -33,7 +34,7 @@ class _Sequence:
 
     request: Request
     order: int
-    limit: int
+    ending: Ending
     uniforms: UniformStream
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -49,17 +50,14 @@ class _Sequence:
     def append(self, token: int, log_prob: float) -> None:
         self.tokens.append(token)
         self.log_probs.append(log_prob)
-        if token in self.request.params.stop_token_ids:
-            self.finish = Finish.STOP
-        elif len(self.tokens) == self.limit:
-            self.finish = Finish.LENGTH
+        self.finish = self.ending.append(token)
 
 
 class Decoder:
     """One call's generation over `forward`; its cache is dropped with it.
 
     `max_positions` bounds prompt and response together. Tokens from `vocab_limit` on are never sampled. `recorder` is
-    told by `forward` which experts its tokens went to; samples carry them then.
+    told by `forward` which experts its tokens went to; samples carry them then. `decode` serves stop strings.
     """
 
     def __init__(
@@ -71,6 +69,7 @@ class Decoder:
         max_positions: int,
         vocab_limit: int | None = None,
         recorder: RouteRecorder | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self._forward = forward
         self._device = device
@@ -78,6 +77,7 @@ class Decoder:
         self._max_positions = max_positions
         self._vocab_limit = vocab_limit
         self._recorder = recorder
+        self._decode_text = decode
         self._active: list[_Sequence] = []  # the sequence at index i is in slot i
         self._cache = SlotCache(max_batch_size)
 
@@ -101,7 +101,8 @@ class Decoder:
         room = self._max_positions - len(request.prompt.token_ids)
         limit = min(request.params.max_new_tokens, room)
         finish = Finish.LENGTH if limit < 1 else None
-        return _Sequence(request, order, limit, UniformStream(request.seed), finish=finish)
+        ending = Ending(request.params, limit, self._decode_text)
+        return _Sequence(request, order, ending, UniformStream(request.seed), finish=finish)
 
     def _prefill(self, candidates: Sequence[_Sequence]) -> int:
         """Lets in the first of the candidates, as many as one pass takes; returns how many."""

@@ -15,12 +15,18 @@ from hybridrl.rollout.engine import Engine
 
 
 def make_engine(
-    config: Config, folder: Path, spec: ModelSpec, device: torch.device, stack: ExitStack, training: Layout
+    config: Config,
+    folder: Path,
+    spec: ModelSpec,
+    device: torch.device,
+    stack: ExitStack,
+    training: Layout,
+    tokenizer: Path,
 ) -> Engine:
-    """This rank's engine over the model in `folder`, on the existing world; `stack` closes it.
+    """This rank's engine over the model in `folder`, with the tokenizer of its folder, on the existing world.
 
-    `training` is where the trainer keeps the weights: `reshard.placement=auto` puts ranks where most bytes stay.
-    Collective. Raises ValueError for an engine that is none, and what the engine's constructor raises.
+    `stack` closes it. `training` is where the trainer keeps the weights: `reshard.placement=auto` puts ranks where most
+    bytes stay. Collective. Raises ValueError for an engine that is none, and what the engine's constructor raises.
     """
     if config.rollout.engine == "transformers":
         from hybridrl.rollout.transformers_engine import TransformersEngine
@@ -33,19 +39,20 @@ def make_engine(
             dtype=getattr(torch, config.model.dtype),
             max_batch_size=config.rollout.max_batch_size,
             routed_experts=config.rollout.routed_experts,
+            tokenizer=tokenizer if config.rollout.stop else None,
         )
     if config.rollout.engine == "sglang":
         from hybridrl.rollout.sglang.options import from_config
 
-        options = from_config(config, folder, spec, device.type)
+        options = from_config(config, folder, spec, device.type, tokenizer)
         if config.rollout.sglang.hosting == "subprocess":
             from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
 
             beside = SGLangProcessEngine(options)
             stack.callback(beside.close)
             return beside
-        from hybridrl.rollout.sglang.checks import layout_of
         from hybridrl.rollout.sglang.engine import SGLangEngine
+        from hybridrl.rollout.sglang.placing import layout_of
 
         if config.reshard.placement == "auto":
             chosen = place(training, layout_of(options), config.trainer.ranks_per_node)

@@ -12,7 +12,7 @@ class Finish(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token was sampled; it is the response's last token."""
+    """An end-of-sequence or stop token was sampled, or a stop string completed; it is the response's last token."""
     LENGTH = "length"
     """The response (or the context) reached its limit; nothing was appended."""
     ABORT = "abort"
@@ -42,6 +42,8 @@ class SamplingParams:
     max_new_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
     """All ids that end a response, EOS ids included."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response whose text holds one; see `hybridrl.rollout.stops`."""
 
 
 @dataclass(frozen=True, kw_only=True)

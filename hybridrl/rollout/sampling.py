@@ -45,6 +45,8 @@ def check(params: Sequence[SamplingParams]) -> None:
             found.add(f"top_k={p.top_k} must be at least 0 (0 keeps all tokens)")
         if not 0 < p.top_p <= 1:
             found.add(f"top_p={p.top_p} must be in (0, 1]")
+        if "" in p.stop:
+            found.add(f"stop={p.stop} holds an empty string, which would end every response at its first token")
     if found:
         raise ValueError("; ".join(sorted(found)))
 

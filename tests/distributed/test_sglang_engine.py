@@ -1,5 +1,6 @@
 """SGLang in the ranks against transformers: tokens, log-probs, seeds, at every way of cutting it."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from hybridrl.rollout.samples import Finish
+from tests.data.tokenizers import character_tokenizer
 from tests.distributed.pool import WorkerPool
 from tests.models.tiny import FAMILY_NAMES
 from tests.rollout.sglang import support
@@ -119,6 +121,35 @@ def _embedded_engine() -> bool:
 def test_both_engines_draw_the_same_tokens_for_the_same_seed(pool: WorkerPool) -> None:
     support.folder("qwen3_moe")
     assert pool.run(_embedded_engine, world=1) == [True]
+
+
+def _stop_strings(tokenizer: str) -> list[str]:
+    from hybridrl.rollout.collect import check_samples
+    from hybridrl.rollout.stops import decoder
+    from hybridrl.rollout.transformers_engine import TransformersEngine
+
+    decode = decoder(tokenizer)
+    embedded = TransformersEngine(support.folder("qwen3_moe"), load=True, tokenizer=tokenizer)
+    embedded.publish(0)
+    requests = support.requests_with_stops(embedded, decode)
+    expected = embedded.generate(requests)
+    with support.opened(
+        "qwen3_moe", tp=2, tokenizer=Path(tokenizer), server_args={"chunked_prefill_size": 16}
+    ) as engine:
+        found = engine.generate(requests)
+        check_samples(requests, found, decode)
+    assert {s.finish for s in found} == {Finish.STOP, Finish.LENGTH}
+    return [
+        f"prompt {a.prompt.id}, sample {a.index}: {b.response_ids}, {b.finish}; expected {a.response_ids}, {a.finish}"
+        for a, b in zip(expected, found, strict=True)
+        if (a.response_ids, a.finish, len(a.log_probs)) != (b.response_ids, b.finish, len(b.log_probs))
+    ]
+
+
+def test_stop_strings_end_responses_as_in_the_embedded_engine(pool: WorkerPool, tmp_path: Path) -> None:
+    support.folder("qwen3_moe")
+    character_tokenizer().save_pretrained(tmp_path)
+    assert pool.run(_stop_strings, world=2, tokenizer=str(tmp_path)) == [[], []]
 
 
 def _truncated(**params: Any) -> float:

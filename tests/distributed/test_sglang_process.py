@@ -15,6 +15,8 @@ import torch
 
 from hybridrl.rollout.engine import EngineStateError
 from hybridrl.rollout.samples import Finish, Sample
+from hybridrl.rollout.stops import decoder
+from tests.data.tokenizers import character_tokenizer
 from tests.distributed.pool import WorkerPool
 from tests.models.tiny import FOLDER_VARIABLE
 from tests.rollout.sglang import support
@@ -28,7 +30,7 @@ def _shared_files() -> set[str]:
     return {f for f in os.listdir("/dev/shm") if f.startswith("hybridrl-")}
 
 
-def _whole_life(tp: int, ep: int) -> None:
+def _whole_life(tp: int, ep: int, tokenizer: str) -> None:
     from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
 
     requests = support.requests(6, n=2, temperature=0.7)
@@ -36,7 +38,7 @@ def _whole_life(tp: int, ep: int) -> None:
         expected = inside.generate(requests)
         weights = {name: tensor.clone() for name, tensor in inside.parameters().items()}
     shared = _shared_files()
-    engine = SGLangProcessEngine(support.options(VARIANT, tp=tp, ep=ep, routed_experts=True))
+    engine = SGLangProcessEngine(support.options(VARIANT, tp=tp, ep=ep, routed_experts=True, tokenizer=Path(tokenizer)))
     try:
         assert _shared_files() <= shared, "the files of the shared weights are left"
         with pytest.raises(EngineStateError, match="no weights are in service"):
@@ -53,6 +55,7 @@ def _whole_life(tp: int, ep: int) -> None:
         _sleeps(engine, requests, support.tokens(expected))
         _changes_weights(engine)
         _aborts(engine)
+        _stops(engine, tokenizer)
     finally:
         engine.close()
     assert not [c for c in psutil.Process().children(recursive=True) if "sglang" in c.name()]
@@ -123,9 +126,21 @@ def _aborts(engine: Any) -> None:
     assert support.tokens(engine.generate(requests)) == whole
 
 
-def test_an_engine_in_its_own_processes_is_the_one_in_process(pool: WorkerPool) -> None:
+def _stops(engine: Any, tokenizer: str) -> None:
+    from hybridrl.rollout.transformers_engine import TransformersEngine
+
+    embedded = TransformersEngine(support.folder(VARIANT), load=True, tokenizer=tokenizer)
+    embedded.publish(0)
+    requests = support.requests_with_stops(embedded, decoder(tokenizer))
+    ends = [(s.response_ids, s.finish) for s in engine.generate(requests)]
+    assert ends == [(s.response_ids, s.finish) for s in embedded.generate(requests)]
+    assert {finish for _, finish in ends} == {Finish.STOP, Finish.LENGTH}
+
+
+def test_an_engine_in_its_own_processes_is_the_one_in_process(pool: WorkerPool, tmp_path: Path) -> None:
     support.folder(VARIANT)
-    pool.run(_whole_life, world=2, tp=2, ep=2)
+    character_tokenizer().save_pretrained(tmp_path)
+    pool.run(_whole_life, world=2, tp=2, ep=2, tokenizer=str(tmp_path))
 
 
 PARENT = """
@@ -135,7 +150,7 @@ from hybridrl.rollout.sglang.options import subprocess_args
 from hybridrl.rollout.sglang.process.client import ServerProcess
 from tests.rollout.sglang import support
 if __name__ == "__main__":
-    server = ServerProcess(subprocess_args(support.options("qwen3"), 0), None)
+    server = ServerProcess(subprocess_args(support.options("qwen3"), 0), None, None)
     print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
     time.sleep(600)
 """

@@ -171,6 +171,36 @@ def test_routed_experts_of_other_tokens_are_refused() -> None:
         check_samples([request], [answer(request, routed_experts=routes(6))])
 
 
+def letters(tokens: Sequence[int]) -> str:
+    return "".join(chr(96 + token) for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "problem"),
+    [
+        ((5, 6, 1), Finish.STOP, None),
+        ((5, 3, 4), Finish.STOP, None),
+        ((5, 6, 7), Finish.STOP, "without a stop token or a stop string"),
+        ((), Finish.STOP, "without a stop token or a stop string"),
+        ((3, 4, 7), Finish.LENGTH, "went on after stop string 'cd'"),
+        ((5, 3, 4), Finish.LENGTH, "finished by length with a stop string"),
+        ((5, 1, 7), Finish.LENGTH, "went on after stop token 1"),
+        ((5, 6, 7), Finish.LENGTH, None),
+    ],
+)
+def test_an_ending_that_is_not_the_first_stop_is_refused(
+    tokens: tuple[int, ...], finish: Finish, problem: str | None
+) -> None:
+    (request,) = make(1, n=1, stop=["cd", "zz"])
+    assert request.params.stop == ("cd", "zz")
+    sample = answer(request, tokens, finish=finish)
+    if problem is None:
+        check_samples([request], [sample], letters)
+    else:
+        with pytest.raises(ValueError, match=problem):
+            check_samples([request], [sample], letters)
+
+
 def test_broken_bytes_are_refused() -> None:
     requests = make(1)
     data = wire.encode([answer(r) for r in requests])

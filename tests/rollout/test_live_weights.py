@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.transformers_engine import TransformersEngine, _by_layout
+from hybridrl.rollout.parameters import OwnStorages, by_layout
+from hybridrl.rollout.transformers_engine import TransformersEngine
 from tests.models.tiny import tiny_folder
 from tests.rollout.common import loaded_engine, prompt, reference_log_probs, reference_model, requests
 
@@ -47,8 +48,13 @@ def test_a_module_that_its_layout_does_not_describe_is_refused_by_name() -> None
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:3]
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].half()
     with pytest.raises(ValueError, match="disagree") as caught:
-        _by_layout(tensors, engine.layout, 0)
-    for problem in ("module has no model.norm.weight", "layout has no model.new.weight", "(3, 32)", "float16 (50, 32)"):
+        by_layout(tensors, engine.layout, 0, owner="the model")
+    for problem in (
+        "model.norm.weight is absent in the model, float32 [32] in the layout",
+        "model.new.weight is float32 [32] in the model, absent in the layout",
+        "lm_head.weight is float32 [3, 32] in the model",
+        "model.embed_tokens.weight is float16 [50, 32] in the model",
+    ):
         assert problem in str(caught.value)
 
 
@@ -93,3 +99,17 @@ def test_weights_that_the_engine_does_not_own_survive_its_sleep() -> None:
     kept = {name: tensor.clone() for name, tensor in engine.parameters().items()}
     engine.sleep()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in engine.parameters().items())
+
+
+def test_storages_come_back_where_some_were_given_away_meanwhile() -> None:
+    first, second = torch.ones(4), torch.ones(6)
+    own = OwnStorages([first, first[2:], second, torch.empty(0)])
+    assert own.nbytes == 40
+    own.free()
+    own.free()
+    assert own.freed
+    assert (first.untyped_storage().nbytes(), second.untyped_storage().nbytes()) == (0, 0)
+    own.keep([second])
+    own.restore()
+    assert (first.untyped_storage().nbytes(), second.untyped_storage().nbytes()) == (0, 24)
+    assert (own.nbytes, own.freed) == (24, False)

@@ -42,6 +42,8 @@ class RolloutConfig:
     """Sequences that the embedded engine decodes together."""
     stop_token_ids: list[int] = field(default_factory=list)
     """Further ids that end a response, beside the model's EOS ids."""
+    stop: list[str] = field(default_factory=list)
+    """Strings that end a response once its text holds one; their tokens stay in the response."""
     routed_experts: bool = False
     """Have the engine return the experts that each token of an MoE model was routed to."""
     sglang: SGLangConfig = field(default_factory=SGLangConfig)

@@ -52,6 +52,11 @@ def _sampling(config: Config) -> Iterator[str]:
     negative = [token for token in rollout.stop_token_ids if token < 0]
     if negative:
         yield f"rollout.stop_token_ids={rollout.stop_token_ids} holds {negative}: token ids are 0 or more"
+    if "" in rollout.stop:
+        yield f"rollout.stop={rollout.stop}: an empty string would end every response at its first token; leave it out"
+    broken = [text for text in rollout.stop if "\ufffd" in text]
+    if broken:
+        yield f"rollout.stop={rollout.stop}: {broken} hold U+FFFD, which stands for bytes that are no character"
     for key, neutral in (("top_p", 1.0), ("top_k", 0)):
         if (value := getattr(rollout, key)) != neutral:
             yield (

@@ -7,7 +7,7 @@ keep their old addresses.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -15,28 +15,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.sglang import SGLangLayout
-from hybridrl.rollout import sampling
 from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.samples import Finish, Request, Sample
+from hybridrl.rollout.parameters import OwnStorages, adopt, by_layout
+from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
-from hybridrl.rollout.sglang.adopt import adopt, order_problems
-from hybridrl.rollout.sglang.checks import check_parameters, layout_of
-from hybridrl.rollout.sglang.kv import KvMemory, Storages
+from hybridrl.rollout.sglang.base import SGLangBase
+from hybridrl.rollout.sglang.kv import KvMemory
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
-from hybridrl.rollout.sglang.trace import Trace, budget, problems
+from hybridrl.rollout.sglang.order import order_problems
+from hybridrl.rollout.sglang.placing import layout_of
+from hybridrl.rollout.sglang.trace import Trace
 from hybridrl.rollout.sglang.world import leave_world
 
 STALLED_STEPS = 8  # so many steps in a row that run nothing while requests wait: SGLang will never run them
 
 
-class SGLangEngine:
-    """An `Engine` over SGLang's scheduler in this process; see `hybridrl.rollout.engine`.
-
-    Beside the protocol there are the parts of `generate` (`submit`, `step`, `take`) and what acts between steps
-    (`pause`, `resume`, `abort`).
+class SGLangEngine(SGLangBase):
+    """An engine over SGLang's scheduler in this process.
 
     - `release_weights`: `sleep` gives back the weights' storage too. The tensors stay the same objects; what they hold
       after `wake` is undefined until a sync. Tensors that were re-pointed to foreign storage are left alone;
@@ -54,12 +51,9 @@ class SGLangEngine:
     def __init__(
         self, options: EngineOptions, *, release_weights: bool = False, vocab_limit: int | None = None
     ) -> None:
-        self._options = options
-        self._layout = layout_of(options)
-        rank = dist.get_rank()
-        slots = list(self._layout.slots)
-        self.replica = slots.index(rank) // options.tp
-        self.num_replicas = dist.get_world_size() // options.tp
+        layout, rank = layout_of(options), dist.get_rank()
+        slots = list(layout.slots)
+        super().__init__(options, layout, slots.index(rank) // options.tp, dist.get_world_size() // options.tp)
         if SGLangEngine._open:
             raise RuntimeError("this process has an SGLang engine already: close it before another is built")
         server_args = in_process_args(options)
@@ -74,36 +68,14 @@ class SGLangEngine:
         if found := order_problems(model):
             raise ValueError(f"SGLang's modules hold parameters otherwise than its checkpoints: {'; '.join(found)}")
         have = dict(model.requires_grad_(False).named_parameters())
-        self._parameters = check_parameters(have, self._layout, rank)
-        self._padded = _padded(self._layout, self._parameters, rank)
+        self._parameters = by_layout(have, layout, rank, owner="SGLang's model")
+        self._padded = _padded(layout, self._parameters, rank)
         self._zero_padding()
-        self._derived = bool(self._layout.derived(rank))
-        self._weights = Storages(self._parameters.values()) if release_weights else None
+        self._derived = bool(layout.derived(rank))
+        self._own = OwnStorages(self._parameters.values()) if release_weights else None
+        """The weights' storage that `sleep` gives back: all but the trainer's."""
         self._foreign: set[str] = set()
-        """Parameters whose storage is the trainer's."""
-        self._live: dict[str, Trace] = {}
-        self._done: dict[str, Trace] = {}
-        self._submitted = 0
         self._idle_steps = 0
-        self._version: int | None = None
-        self._asleep = self._cache_asleep = False
-        self._paused = False
-        self.prompt_tokens = 0
-        """Prompt tokens of all requests that have produced a token so far."""
-        self.cached_tokens = 0
-        """Those of them whose KV was found in the prefix cache."""
-
-    # ---------------------------------------------------------------- the protocol
-
-    @property
-    def layout(self) -> Layout:
-        """SGLang's own parameters on every rank, under its names."""
-        return self._layout
-
-    @property
-    def version(self) -> int | None:
-        """Version of the weights in service, None before the first `publish` and after `sleep`."""
-        return self._version
 
     @property
     def kv_bytes(self) -> int:
@@ -117,115 +89,18 @@ class SGLangEngine:
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Live tensors under the layout's names. Raises EngineStateError while `sleep` has released them."""
-        if self._weights is not None and self._asleep:
+        if self._own is not None and self._own.freed:
             raise EngineStateError("the engine's weights are released: call wake before parameters")
         return self._parameters
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
-        adopt(self._scheduler.model_runner.model, tensors)
+        adopt(dict(self._scheduler.model_runner.model.named_parameters(remove_duplicate=False)), tensors)
         self._foreign |= tensors.keys()
         own = {name: tensor for name, tensor in self._parameters.items() if name not in self._foreign}
         self._padded = _padded(self._layout, own, dist.get_rank())
-        if self._weights is not None:
-            self._weights = Storages(own.values())
-
-    def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """One sample a request, in the order of the requests.
-
-        Log-probs are fp32 under the sampling distribution, top-p and top-k included; at a temperature of 0 that has one
-        token, with log-prob 0. A prompt that fills the context gives an empty response, cut by length.
-
-        Raises EngineStateError while asleep, paused, before `publish`, or with other requests in flight; ValueError
-        that lists what is wrong with the requests; FloatingPointError where logits are not finite.
-        """
-        if self._live or self._done:
-            raise EngineStateError(
-                f"{len(self._live)} requests are in flight and {len(self._done)} samples were not taken: resume and "
-                "step to their end and take them, or abort them, before generate"
-            )
-        self.submit(requests)
-        while self._live:
-            self.step()
-        return self.take()
-
-    def sleep(self) -> None:
-        """Gives back the KV cache, and the weights if so configured. Sleeping twice is the same as once.
-
-        Raises EngineStateError with requests in flight, unless they are paused.
-        """
-        if self._asleep:
-            return
-        self._require_no_running("sleep")
-        self._version = None
-        self._flush()
-        self._kv.free()
-        if self._weights is not None:
-            self._weights.free()
-        self._asleep = self._cache_asleep = True
-
-    def wake(self) -> None:
-        """Gives the engine its memory again. What the weights hold is not in service before `publish`."""
-        self.wake_weights()
-        self.wake_cache()
-
-    def wake_weights(self) -> None:
-        """The first stage of `wake`: a sync may write the weights."""
-        if self._weights is not None:
-            self._weights.restore()
-            self._zero_padding()
-        self._asleep = False
-
-    def wake_cache(self) -> None:
-        """The second stage of `wake`: the KV pool. Raises EngineStateError before `wake_weights`."""
-        if self._asleep:
-            raise EngineStateError("the engine's weights are asleep: call wake_weights before wake_cache")
-        self._kv.restore()
-        self._cache_asleep = False
-
-    def publish(self, version: int) -> None:
-        """Puts the parameters into service as weights `version`, and forgets the KV of all prefixes.
-
-        Raises EngineStateError while asleep, or with requests in flight that are not paused: their KV is of older
-        weights.
-        """
-        if self._asleep:
-            raise EngineStateError(f"weights {version} were published to an engine that is asleep: call wake first")
-        self._require_no_running(f"publish({version})")
-        if not sg.ON_CPU:
-            torch.cuda.synchronize()  # the weights were written on the trainer's stream, SGLang reads them on its own
-        if self._derived:
-            self._scheduler.model_runner.model.post_load_weights()
-        self._flush()
-        self._version = version
-
-    # ---------------------------------------------------------------- between steps
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests; `step` works on them. Raises as `generate` does."""
-        self._require_service("generate")
-        found = problems(
-            requests,
-            vocab_size=self._layout.weights.spec.vocab_size,
-            kv_tokens=self._options.kv_tokens,
-            max_positions=self._options.max_positions,
-        )
-        if found:
-            raise ValueError("; ".join(found))
-        sampling.check([r.params for r in requests])
-        traces = {}
-        for request in requests:
-            # of one length, since SGLang takes an id for all ids that begin with it
-            rid = f"{self._submitted:016d}"
-            self._submitted += 1
-            traces[rid] = Trace(request, budget(request, self._options.max_positions))
-        empty = {rid: trace for rid, trace in traces.items() if not trace.max_new_tokens}
-        for rid, trace in empty.items():
-            trace.finish = Finish.LENGTH
-            self._done[rid] = trace
-        rest = {rid: trace for rid, trace in traces.items() if rid not in empty}
-        self._live |= rest
-        self._scheduler.admit(list(rest.items()))
+        if self._own is not None:
+            self._own.keep(own.values())
 
     def step(self) -> int:
         """Runs one batch; the number of requests still in flight. Raises as `generate` does."""
@@ -243,59 +118,6 @@ class SGLangEngine:
             self._scheduler.settle()
         return len(self._live)
 
-    def take(self) -> list[Sample]:
-        """Samples that ended since the last call, in the order in which they were submitted."""
-        done, self._done = self._done, {}
-        return [done[rid].sample(self._layout.weights.spec.moe) for rid in sorted(done)]
-
-    def pause(self, mode: str = "retract") -> None:
-        """Stops between steps and takes every request off its KV; they are computed anew after `resume`.
-
-        So weights may change meanwhile: `publish` them, then `resume`. Tokens drawn so far are kept. Raises ValueError
-        for SGLang's other mode, `in_place`, which keeps KV of the old weights and goes on with it.
-        """
-        if mode != "retract":
-            raise ValueError(f"pause mode {mode!r}: only 'retract' leaves no KV of older weights in use")
-        if self._paused:
-            return
-        self._require_service("pause")
-        self._scheduler.pause_generation(sg.PauseGenerationReqInput(mode=mode))
-        self._paused = True
-
-    def resume(self) -> None:
-        """Goes on after `pause`. Raises EngineStateError while asleep or before the weights are published."""
-        if not self._paused:
-            return
-        self._require_weights("resume")
-        self._scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
-        self._paused = False
-
-    def abort(self, which: Collection[tuple[int, int]] | None = None) -> list[Sample]:
-        """Ends requests at once, with the tokens they have; their samples, finished by `ABORT`.
-
-        `which` holds (prompt id, index) of those to end; None ends all. The others are retracted and go on with the
-        next step.
-        """
-        ended = {
-            rid: trace
-            for rid, trace in self._live.items()
-            if which is None or (trace.request.prompt.id, trace.request.index) in which
-        }
-        if ended and not self._paused:
-            self._scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
-        for rid, trace in ended.items():
-            self._scheduler.abort_request(sg.AbortReq(rid=rid))
-            trace.finish = Finish.ABORT
-            del self._live[rid]
-        if ended and not self._paused:
-            self._scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
-        return [trace.sample(self._layout.weights.spec.moe) for trace in ended.values()]
-
-    def flush(self) -> None:
-        """Forgets the KV of all prefixes. Raises EngineStateError with requests in flight, unless they are paused."""
-        self._require_no_running("flush")
-        self._flush()
-
     def close(self) -> None:
         """Gives up the engine's process groups and memory, on all ranks of the world together."""
         if not SGLangEngine._open:
@@ -306,7 +128,40 @@ class SGLangEngine:
         leave_world()
         SGLangEngine._open = False
 
-    # ---------------------------------------------------------------- inside
+    def _release(self) -> None:
+        self._flush()
+        self._kv.free()
+        if self._own is not None:
+            self._own.free()
+
+    def _restore_weights(self) -> None:
+        if self._own is not None:
+            self._own.restore()
+            self._zero_padding()
+
+    def _restore_cache(self) -> None:
+        self._kv.restore()
+
+    def _begin_service(self, version: int) -> None:
+        if not sg.ON_CPU:
+            torch.cuda.synchronize()  # the weights were written on the trainer's stream, SGLang reads them on its own
+        if self._derived:
+            self._scheduler.model_runner.model.post_load_weights()
+        self._flush()
+
+    def _queue(self, traces: Mapping[str, Trace]) -> None:
+        self._scheduler.admit(list(traces.items()))
+
+    def _retract(self) -> None:
+        self._scheduler.pause_generation(sg.PauseGenerationReqInput(mode="retract"))
+
+    def _go_on(self) -> None:
+        self._scheduler.continue_generation(sg.ContinueGenerationReqInput(torch_empty_cache=False))
+
+    def _end(self, traces: Mapping[str, Trace]) -> None:
+        for rid, trace in traces.items():
+            self._scheduler.abort_request(sg.AbortReq(rid=rid))
+            trace.finish = Finish.ABORT
 
     def _advance(self, req: Any, log_prob: float) -> None:
         """Takes over what a row of the last batch has gained: one token, or none for a part of a prompt."""
@@ -324,8 +179,7 @@ class SGLangEngine:
             )
         if not trace.tokens:
             trace.cached_tokens = req.cached_tokens
-            self.prompt_tokens += len(trace.request.prompt.token_ids)
-            self.cached_tokens += req.cached_tokens
+            self._count(trace)
         trace.retractions = req.retraction_count
         assert self._version is not None
         trace.append(req.output_ids[-1], log_prob, self._version)
@@ -336,21 +190,6 @@ class SGLangEngine:
             )
         if trace.finish is not None:
             self._done[req.rid] = self._live.pop(req.rid)
-
-    def _require_weights(self, what: str) -> None:
-        if self._asleep or self._cache_asleep:
-            raise EngineStateError(f"the engine is asleep: call wake, sync the weights and publish before {what}")
-        if self._version is None:
-            raise EngineStateError(f"no weights are in service: sync them and call publish before {what}")
-
-    def _require_service(self, what: str) -> None:
-        self._require_weights(what)
-        if self._paused:
-            raise EngineStateError(f"the engine is paused: call resume before {what}")
-
-    def _require_no_running(self, what: str) -> None:
-        if self._live and not self._paused:
-            raise EngineStateError(f"{len(self._live)} requests are in flight: pause or abort them before {what}")
 
     @torch.no_grad()
     def _zero_padding(self) -> None:

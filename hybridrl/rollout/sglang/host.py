@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import internals as sg
 from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
@@ -66,9 +67,8 @@ class HostedScheduler(sg.Scheduler):
         self._war_barrier_enabled = False  # orders overlapped steps, of which there are none
         self.enable_continuous_input_polling = False
         self.enable_skip_finishing_decode = False
+        self.model_config.hf_eos_token_id = set()  # the trace says what ends a request
         self.metrics_reporter.start_scheduler_time_accounting()
-        # a request ends with its own stop tokens alone, which name the EOS ids that are meant
-        self.model_config.hf_eos_token_id = set()
 
     @sg.DynamicGradMode()
     def step(self, traces: Mapping[str, Trace]) -> tuple[list[Any], list[float]]:
@@ -91,6 +91,7 @@ class HostedScheduler(sg.Scheduler):
                     held = [traces[req.rid].routed_tokens for req in rows]
                     for req, part in zip(rows, new_rows(self, rows, held), strict=True):
                         traces[req.rid].add_routes(part)
+                self._end(rows, result.next_token_ids.tolist(), traces)
                 log_probs = self.model_runner.sampler.take_log_probs()
                 self.process_batch_result(batch, result)
             else:
@@ -98,6 +99,13 @@ class HostedScheduler(sg.Scheduler):
                 self.on_idle()
             self.last_batch = batch
         return rows, log_probs
+
+    def _end(self, rows: Sequence[Any], tokens: Sequence[int], traces: Mapping[str, Trace]) -> None:
+        """Has SGLang end those requests whose trace ends with the token just drawn, by its id or by its text."""
+        for req, token in zip(rows, tokens, strict=True):
+            gains = req.inflight_middle_chunks <= 0
+            if gains and traces[req.rid].foresee(token) is Finish.STOP:
+                req.to_finish = sg.FINISH_MATCHED_TOKEN(matched=token)
 
     def settle(self) -> None:
         """Lets go of requests that have ended, which SGLang does in the step after; checks its memory for leaks."""
@@ -124,9 +132,9 @@ class HostedScheduler(sg.Scheduler):
 def _tokenized(rid: str, trace: Trace) -> Any:
     params = sg.SamplingParams(
         max_new_tokens=trace.max_new_tokens,
-        stop_token_ids=set(trace.request.params.stop_token_ids) or None,
         temperature=1.0,  # the distribution is the sampler's, by the trace
-        ignore_eos=not trace.request.params.stop_token_ids,
+        # SGLang reserves all of a request's tokens at once for one that nothing can end early
+        ignore_eos=not (trace.params.stop_token_ids or trace.params.stop),
     )
     params.normalize(None)
     return sg.TokenizedGenerateReqInput(

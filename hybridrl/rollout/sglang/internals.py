@@ -33,7 +33,7 @@ from sglang.srt.managers.io_struct import (
     PauseGenerationReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKEN
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
@@ -47,6 +47,7 @@ from sglang.srt.utils import DynamicGradMode
 
 __all__ = [
     "FINISH_ABORT",
+    "FINISH_MATCHED_TOKEN",
     "ON_CPU",
     "SERVER_ARGS",
     "VERSION",

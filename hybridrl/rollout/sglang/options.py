@@ -69,6 +69,8 @@ class EngineOptions:
     ep: int = 1
     max_running_requests: int = 64
     routed_experts: bool = False
+    tokenizer: Path | None = None
+    """The folder whose tokenizer says what text tokens are, for requests with stop strings."""
     server_args: Mapping[str, Any] | None = None
     """Further fields of SGLang's ServerArgs."""
     ranks: tuple[int, ...] | None = None
@@ -156,7 +158,9 @@ def own_args_problems(server_args: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def from_config(config: Config, folder: Path, spec: ModelSpec, device: str) -> EngineOptions:
+def from_config(
+    config: Config, folder: Path, spec: ModelSpec, device: str, tokenizer: Path | None = None
+) -> EngineOptions:
     """The engine that a configuration asks for, over the model in `folder`. Raises ValueError with all `problems`."""
     if found := problems(config):
         raise ValueError("; ".join(found))
@@ -171,6 +175,7 @@ def from_config(config: Config, folder: Path, spec: ModelSpec, device: str) -> E
         ep=rollout.ep,
         max_running_requests=rollout.sglang.max_running_requests,
         routed_experts=rollout.routed_experts,
+        tokenizer=tokenizer if rollout.stop else None,
         server_args=rollout.sglang.server_args,
     )
 

@@ -14,6 +14,7 @@ from hybridrl.models.spec import MoeSpec
 from hybridrl.rollout.routes import pack
 from hybridrl.rollout.samples import Finish, Request, Sample, SamplingParams
 from hybridrl.rollout.seeds import UniformStream
+from hybridrl.rollout.stops import Decode, Ending
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Trace:
     request: Request
     max_new_tokens: int
     """The request's own limit, or what the context leaves."""
+    decode: Decode | None = None
+    """For stop strings."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -37,6 +40,8 @@ class Trace:
 
     def __post_init__(self) -> None:
         self._uniforms = UniformStream(self.request.seed)
+        self._ending = Ending(self.params, self.max_new_tokens, self.decode)
+        self._foreseen: tuple[int, Finish | None] | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -48,15 +53,25 @@ class Trace:
         """The number that decides the next token: by the request's seed and the token's index alone."""
         return self._uniforms[len(self.tokens)]
 
+    def foresee(self, token: int) -> Finish | None:
+        """Why the response ends with this token, the next one that `append` takes; None if it goes on."""
+        self._foreseen = token, self._ending.append(token)
+        return self._foreseen[1]
+
     def append(self, token: int, log_prob: float, version: int) -> None:
-        """Takes a sampled token, and ends the request where it stops or fills its limit."""
+        """Takes a sampled token, and ends the request where it stops or fills its limit.
+
+        Raises ValueError for another token than the one that was foreseen.
+        """
+        if self._foreseen is None:
+            self.foresee(token)
+        assert self._foreseen is not None
+        if self._foreseen[0] != token:
+            raise ValueError(f"token {token} came where {self._foreseen[0]} was foreseen")
+        self.finish, self._foreseen = self._foreseen[1], None
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
-        if token in self.request.params.stop_token_ids:
-            self.finish = Finish.STOP
-        elif len(self.tokens) >= self.max_new_tokens:
-            self.finish = Finish.LENGTH
 
     def add_routes(self, rows: NDArray[np.integer]) -> None:
         """Takes the experts of further tokens, [tokens, layers, top-k]."""
@@ -79,17 +94,9 @@ class Trace:
         )
 
 
-def problems(requests: Sequence[Request], *, vocab_size: int, kv_tokens: int, max_positions: int) -> list[str]:
-    """Why these requests cannot be served, each in words. `kv_tokens` is the capacity of a replica's KV cache."""
+def problems(requests: Sequence[Request], *, kv_tokens: int, max_positions: int) -> list[str]:
+    """Requests that do not fit `kv_tokens`, the capacity of a replica's KV cache, each in words."""
     found = []
-    for prompt in {id(r.prompt): r.prompt for r in requests}.values():
-        if not prompt.token_ids:
-            found.append(f"prompt {prompt.id} has no tokens")
-        elif not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab_size:
-            found.append(
-                f"prompt {prompt.id} has token ids from {min(prompt.token_ids)} to {max(prompt.token_ids)}, the "
-                f"model's are 0 to {vocab_size - 1}"
-            )
     for r in requests:
         wanted = len(r.prompt.token_ids) + budget(r, max_positions)
         if wanted > kv_tokens:

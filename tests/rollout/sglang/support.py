@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from hybridrl.rollout.samples import Prompt, Request, Sample, SamplingParams
 from hybridrl.rollout.sglang.options import EngineOptions
+from hybridrl.rollout.stops import Decode
 from tests.models.tiny import tiny_folder
 
 if TYPE_CHECKING:
@@ -134,6 +136,15 @@ def requests(count: int, n: int = 1, **params: Any) -> list[Request]:
         for prompt in prompts(count)
         for index in range(n)
     ]
+
+
+def requests_with_stops(engine: Any, decode: Decode) -> list[Request]:
+    """Requests, some of whose answers by the embedded engine hold a stop string of two tokens, some a stop token."""
+    plain = requests(6, n=2, max_new_tokens=30)
+    whole = engine.generate(plain)
+    stop = tuple({decode(whole[i].response_ids[at : at + 2]) for i, at in ((0, 4), (3, 20), (7, 0))})
+    params = SamplingParams(max_new_tokens=30, stop=stop, stop_token_ids=(whole[5].response_ids[9],))
+    return [replace(request, params=params) for request in plain]
 
 
 def tokens(samples: Sequence[Sample]) -> list[list[int]]:

@@ -52,4 +52,4 @@ def test_a_server_that_ends_is_an_error_that_says_so(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(client.sys, "executable", "/bin/false")
     with pytest.raises(client.ServerError, match=r"ended with exit code 1 before it answered start"):
-        client.ServerProcess({}, None)
+        client.ServerProcess({}, None, None)

@@ -60,14 +60,6 @@ def test_the_budget_is_what_the_context_leaves(wanted: int, positions: int, left
 
 def test_a_request_must_fit_the_kv_cache_to_its_last_token() -> None:
     requests = [_request((5,) * 6, max_new_tokens=4)]
-    assert problems(requests, vocab_size=50, kv_tokens=10, max_positions=100) == []
-    (problem,) = problems(requests, vocab_size=50, kv_tokens=9, max_positions=100)
+    assert problems(requests, kv_tokens=10, max_positions=100) == []
+    (problem,) = problems(requests, kv_tokens=9, max_positions=100)
     assert "6 prompt tokens and 4 response tokens do not fit the KV cache of 9 tokens" in problem
-
-
-def test_prompts_without_tokens_or_with_unknown_ones_are_named() -> None:
-    requests = [_request(()), _request((3, 50)), _request((-1,))]
-    found = problems(requests, vocab_size=50, kv_tokens=1000, max_positions=100)
-    assert ["no tokens" in f for f in found] == [True, False, False]
-    assert "from 3 to 50, the model's are 0 to 49" in found[1]
-    assert "from -1 to -1" in found[2]

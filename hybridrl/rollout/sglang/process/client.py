@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 from hybridrl.rollout.sglang.process.guard import clean_environment
@@ -20,7 +21,7 @@ class ServerError(RuntimeError):
 class ServerProcess:
     """A server and SGLang's processes under it. All end with `close`, or with this process in whatever way."""
 
-    def __init__(self, server_args: Mapping[str, Any], vocab_limit: int | None) -> None:
+    def __init__(self, server_args: Mapping[str, Any], vocab_limit: int | None, tokenizer: Path | None) -> None:
         self._pipe, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -28,7 +29,7 @@ class ServerProcess:
                 env=clean_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                 pass_fds=[theirs.fileno()],
             )
-        self._send("start", (dict(server_args), vocab_limit))
+        self._send("start", (dict(server_args), vocab_limit, tokenizer))
         self._answer("start", START_S)
 
     @property

@@ -1,6 +1,9 @@
-"""What the server tells of a request."""
+"""What is told of a request, beside SGLang's own words."""
 
 from dataclasses import dataclass
+
+STOP_STRINGS = "hybridrl_stop"
+"""Where a request's sampling parameters, in `custom_params`, have its stop strings: SGLang itself heeds none."""
 
 
 @dataclass(frozen=True)

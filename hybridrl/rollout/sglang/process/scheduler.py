@@ -19,13 +19,14 @@ from hybridrl.rollout.sglang import internals as sg
 from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
 from hybridrl.rollout.sglang.kv import KvMemory
+from hybridrl.rollout.sglang.process.outcome import STOP_STRINGS
 from hybridrl.rollout.sglang.process.shared import share
 from hybridrl.rollout.sglang.replaced import replaced
 from hybridrl.rollout.sglang.sampler import SeededSampler
+from hybridrl.rollout.stops import Decode, StopStrings, decoder
 
 ALL_TOKENS = 1 << 30
 """SGLang's `top_k` for none."""
-
 
 BUSY = "SGLang holds requests"
 """The error of a flush that came too early: requests that have ended are let go in the step after."""
@@ -41,6 +42,7 @@ class BesideScheduler(sg.Scheduler):
     """SGLang's scheduler in a process of its own."""
 
     vocab_limit: int | None = None
+    decode_text: Decode | None = None
     waiting_queue: list[Any]
 
     def run_event_loop(self) -> None:
@@ -59,7 +61,21 @@ class BesideScheduler(sg.Scheduler):
                 batch.reqs, held, new_rows(self, batch.reqs, [sum(map(len, parts)) for parts in held]), strict=True
             ):
                 req.hybridrl_routes = [*parts, part] if len(part) else parts
+        if any(req.sampling_params.custom_params for req in batch.reqs):
+            self._end_by_text(batch.reqs, result.next_token_ids.tolist())
         return result
+
+    def _end_by_text(self, reqs: Sequence[Any], tokens: Sequence[int]) -> None:
+        """Has SGLang end those requests whose text holds a stop string with the token just drawn."""
+        for req, token in zip(reqs, tokens, strict=True):
+            stops = (req.sampling_params.custom_params or {}).get(STOP_STRINGS)
+            if not stops or req.inflight_middle_chunks > 0:
+                continue
+            assert self.decode_text is not None
+            if not hasattr(req, "hybridrl_stops"):
+                req.hybridrl_stops = StopStrings(stops, self.decode_text)
+            if req.hybridrl_stops.append(token):
+                req.to_finish = sg.FINISH_MATCHED_TOKEN(matched=token)
 
     def abort_request(self, recv_req: Any) -> None:
         """As SGLang's own, but a queued request that has tokens (it was retracted) returns them."""
@@ -127,10 +143,11 @@ def _row(req: Any) -> _Row:
     return _Row(params, req.hybridrl_uniforms[len(req.output_ids)])
 
 
-def run_scheduler(*args: Any, vocab_limit: int | None = None, **kwargs: Any) -> None:
+def run_scheduler(*args: Any, vocab_limit: int | None = None, tokenizer: Path | None = None, **kwargs: Any) -> None:
     """SGLang's `run_scheduler_process`, with `BesideScheduler`. The entry of a process that the Engine spawns."""
     sg.check()
     BesideScheduler.vocab_limit = vocab_limit
+    BesideScheduler.decode_text = None if tokenizer is None else decoder(tokenizer)
     with ExitStack() as stack:
         if sg.ON_CPU:
             stack.enter_context(laid_out_as_on_a_gpu())

@@ -108,13 +108,13 @@ def main(descriptor: int, parent: int) -> None:
     """Builds the Engine from what comes first through the pipe, and serves."""
     die_with(parent)
     pipe = Connection(descriptor)
-    server_args, vocab_limit = pipe.recv()
+    server_args, vocab_limit, tokenizer = pipe.recv()
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # by a few positions that are never used
     from hybridrl.rollout.sglang import internals as sg
     from hybridrl.rollout.sglang.process.scheduler import run_scheduler
 
     class BesideEngine(sg.engine_class()):  # type: ignore[misc]
-        run_scheduler_process_func = staticmethod(partial(run_scheduler, vocab_limit=vocab_limit))
+        run_scheduler_process_func = staticmethod(partial(run_scheduler, vocab_limit=vocab_limit, tokenizer=tokenizer))
 
     engine = BesideEngine(**server_args)
     pipe.send((True, None))

@@ -1,10 +1,8 @@
-"""The trainer's storage under SGLang's own modules, and modules whose kernels want another order than shapes show.
+"""Modules of SGLang whose kernels want another order of parameters than shapes show.
 
 Both an alias and a write in place put values where the layout says they lie. Some of SGLang's kernels permute, pack or
 pad parameters after loading, in place and often in the same shape: a module that does is refused by name.
 """
-
-from collections.abc import Mapping
 
 import torch
 
@@ -40,28 +38,3 @@ def order_problems(model: torch.nn.Module) -> list[str]:
         if marks:
             found.append(f"{name}: its parameters are in another order ({', '.join(marks)})")
     return found
-
-
-def adopt(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Points the model's parameters of these names at the tensors' storage.
-
-    Raises ValueError for shapes, dtypes or devices that differ, before any parameter is changed.
-    """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    wrong = []
-    for name, tensor in tensors.items():
-        own = parameters.get(name)
-        if own is None:
-            wrong.append(f"{name} is no parameter of the model")
-        elif (own.shape, own.dtype, own.device) != (tensor.shape, tensor.dtype, tensor.device):
-            wrong.append(f"{name} is {_kind(own)} in the engine, {_kind(tensor)} is given")
-        elif not own.is_contiguous():
-            wrong.append(f"{name} has strides {own.stride()} in the engine, which a plain tensor has not")
-    if wrong:
-        raise ValueError(f"SGLang cannot take this storage: {'; '.join(wrong)}")
-    for name, tensor in tensors.items():
-        parameters[name].data = tensor
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
