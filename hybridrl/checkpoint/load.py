@@ -1,0 +1,117 @@
+"""Reading checkpoints back: the newest that is whole, into any layout. Ranks call these functions together."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+
+from hybridrl.checkpoint.manifest import (
+    CheckpointError,
+    Manifest,
+    checkpoints,
+    file_problems,
+    read_manifest,
+    step_of,
+)
+from hybridrl.checkpoint.optimizer_state import MASTER, prepare
+from hybridrl.checkpoint.save import STATE_FILE
+from hybridrl.checkpoint.shards import Model, Shards
+from hybridrl.models.weights import Piece
+from hybridrl.reshard.golden import zero_padding
+
+BROKEN = "broken-"
+
+
+def newest_whole(parent: Path, note: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose every byte is what was written; None where there is none at all.
+
+    Each that is not whole is told by `note`, with what is wrong, and renamed (`broken-…`). Ranks share the reading out.
+    Raises CheckpointError where there are checkpoints and none of them is whole.
+    """
+    candidates: list[Any] = [checkpoints(parent) if dist.get_rank() == 0 else []]
+    dist.broadcast_object_list(candidates)
+    told = []
+    for folder in reversed(candidates[0]):
+        problems = what_is_wrong(folder)
+        if not problems:
+            return folder
+        told.append(f"{folder} is not whole: {'; '.join(problems)}")
+        note(f"{told[-1]}; the one before it is used")
+    if told:
+        raise CheckpointError(
+            f"{parent} holds {len(told)} checkpoints and none is whole; start anew with trainer.resume=none\n"
+            + "\n".join(told)
+        )
+    return None
+
+
+def what_is_wrong(folder: Path) -> list[str]:
+    """Why a checkpoint is not whole; empty where it is. Ranks read a share of the files each, and agree."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    try:
+        files = read_manifest(folder).files
+        mine = file_problems(folder, files, sorted(files)[rank::world])
+    except CheckpointError as error:
+        mine = [str(error)]
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, mine)
+    return list(dict.fromkeys(problem for some in everyone for problem in some))
+
+
+def put_later_aside(parent: Path, step: int) -> list[Path]:
+    """Renames checkpoints of later steps, whole or not, to `broken-…`: a run that goes on from `step` makes its own,
+    and must not meet these. On one rank. Returns the new names."""
+    moved = []
+    for folder in checkpoints(parent):
+        if (step_of(folder) or 0) > step:
+            target, number = parent / f"{BROKEN}{folder.name}", 1
+            while target.exists():
+                target, number = parent / f"{BROKEN}{folder.name}.{number}", number + 1
+            folder.rename(target)
+            moved.append(target)
+    return moved
+
+
+def load_states(folder: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
+    """States of the parts that are alike on all ranks, and of each rank's own."""
+    found = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
+    return found["shared"], found["per_rank"]
+
+
+@torch.no_grad()
+def load_model(folder: Path, manifest: Manifest, model: Model, *, optimizer: bool) -> None:
+    """Reads a model, with its optimizer or without it; without, masters become what the weights are.
+
+    Raises CheckpointError where the checkpoint does not hold this model, or its optimizer.
+    """
+    saved = manifest.models.get(model.name)
+    if saved is None:
+        raise CheckpointError(f"{folder} holds no {model.name}, only {', '.join(manifest.models) or 'no model'}")
+    shards = model.weights(owned=False)
+    if optimizer:
+        kinds = [kind for kind in saved["kinds"] if kind != MASTER]
+        prepare(model.optimizer, kinds, saved["step"])
+        shards |= model.optimizer_state(owned=False)
+    pieces: Sequence[Piece] = model.layout.pieces(model.rank)
+    zero_padding(pieces, model.tensors())
+    _read(folder, model.name, shards)
+    if not optimizer:
+        for part in model.optimizer:
+            part.reload_model_params()
+
+
+def _read(folder: Path, name: str, shards: Shards) -> None:
+    """Fills the shards' tensors, in place."""
+    named = {f"{key}@{index}": shard for key, some in shards.items() for index, shard in enumerate(some)}
+    try:
+        dist_checkpointing.load(named, str(folder), validate_access_integrity=False)
+    except (KeyError, CheckpointingException, ValueError, RuntimeError) as error:
+        text = str(error)
+        raise CheckpointError(
+            f"{folder} does not hold this run's {name}: {text[:500]}{'…' if len(text) > 500 else ''}; model, "
+            "model.dtype and optimizer must be those of the saved run (checkpoint.load=weights needs the model alone)"
+        ) from error
