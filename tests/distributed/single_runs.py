@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.sections.memory import MemoryConfig
-from hybridrl.memory.region import Region, region_bytes
-from hybridrl.memory.single import SingleWeights, Where
+from hybridrl.memory.region import Region, RegionError, region_bytes
+from hybridrl.memory.single import SingleWeights, WeightsStateError, Where
 from hybridrl.models.families import weight_map
 from hybridrl.reshard.agreement import SyncError
 from hybridrl.reshard.aliasing import adopt_data
@@ -20,8 +21,11 @@ from hybridrl.reshard.golden import golden_sync
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.storages import Tensors
+from hybridrl.rollout.samples import Prompt, Request, SamplingParams
+from hybridrl.rollout.transformers_engine import TransformersEngine
 from hybridrl.training.actor import Actor
 from hybridrl.training.losses import make_loss
+from hybridrl.training.rows import Row
 from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
 from tests.distributed.reshard_runs import SPECS, codes, engine_layout, same_bits, shard, training_layout, write_shard
 
@@ -258,3 +262,54 @@ def careless(folder: Path, side: str, rank: int, **options: Any) -> tuple[str, b
     except SyncError as error:
         return str(error), error.touched, single.where is not Where.NOWHERE
     return "", True, False
+
+
+def with_transformers(folder: Path, **options: Any) -> dict[str, Any]:
+    """The embedded engine generates from the one copy of the weights, after each of two updates too."""
+    actor, rank = make_actor(folder, memory={"parameters": "single"}, **options), dist.get_rank()
+    engine = TransformersEngine(folder, ranks=range(dist.get_world_size()), rank=rank, release_weights=True)
+    assert actor.region is not None
+    single = SingleWeights(
+        actor.layout, actor.tensors(), actor.region, engine.layout, engine.parameters(), rank, adopt=engine.adopt
+    )
+    rows = with_old_log_probs(make_rows(), actor)
+    prompt, params = Prompt(id=0, token_ids=(3, 1, 4, 1, 5)), SamplingParams(max_new_tokens=6)
+    errors, refused = [], []
+    for version in range(3):
+        single.to_rollout(version)
+        engine.publish(version)
+        (sample,) = engine.generate([Request(prompt=prompt, index=0, seed=version, params=params)])
+        engine.sleep()
+        for call in (single.wait, lambda v=version: single.to_rollout(v)):
+            try:
+                call()
+            except WeightsStateError as error:
+                refused.append(str(error))
+        single.to_training()
+        single.to_training()  # once is enough
+        single.wait()
+        ids = np.array([*prompt.token_ids, *sample.response_ids])
+        (scored,) = actor.log_probs([Row(index=0, token_ids=ids, mask=np.arange(len(ids)) > 0)])
+        errors.append(float(np.abs(scored[5:] - np.array(sample.log_probs)).max()))
+        actor.update(rows, make_loss(actor.config.algorithm, 16))
+        engine.wake()
+    return {"errors": errors, "refused": refused}
+
+
+def half_way(folder: Path, rank: int, **options: Any) -> tuple[str, str]:
+    """One rank has no memory for the engine's weights: what the switch says, and what is said of the weights then."""
+    _, _, single = make_trained(folder, {"tp": 2}, **options)
+
+    def commit(start: int, stop: int) -> None:
+        raise RegionError("no memory")
+
+    if dist.get_rank() == rank:
+        single.engine_region.commit = commit  # type: ignore[assignment]
+    told = []
+    for call in (lambda: single.to_rollout(0), single.to_training):
+        try:
+            call()
+        except (SyncError, WeightsStateError) as error:
+            told.append(str(error))
+    assert single.where is Where.NOWHERE
+    return told[0], told[1]

@@ -72,3 +72,62 @@ def test_sglang_generates_from_the_trainers_storage(
         assert found["aliased"] == found["bytes"]
         assert max(found["errors"]) <= 1e-4
         assert all(found["changed"])
+
+
+def _generate_from_one_copy(variant: str, cut: dict[str, int], **options: Any) -> dict[str, Any]:
+    from hybridrl.memory.single import SingleWeights
+    from hybridrl.rollout.sglang.engine import SGLangEngine
+    from hybridrl.training.losses import make_loss
+    from hybridrl.training.rows import Row
+    from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
+
+    actor = make_actor(support.folder(variant), memory={"parameters": "single"}, **options)
+    rows = with_old_log_probs(make_rows(), actor)
+    engine = SGLangEngine(support.options(variant, **cut), release_weights=True)
+    try:
+        parameters, rank = engine.parameters(), torch.distributed.get_rank()
+        assert actor.region is not None
+        single = SingleWeights(
+            actor.layout, actor.tensors(), actor.region, engine.layout, parameters, rank, adopt=engine.adopt
+        )
+        addresses = {name: tensor.data_ptr() for name, tensor in parameters.items()}
+        errors, before = [], {}
+        for version in range(4):
+            engine.wake()
+            single.to_rollout(version)
+            engine.publish(version)
+            samples = engine.generate(support.requests(4, max_new_tokens=8))
+            engine.sleep()
+            single.to_training()
+            if before:
+                assert all(torch.equal(before[name], tensor) for name, tensor in actor.tensors().items())
+            whole = [np.array([*s.prompt.token_ids, *s.response_ids]) for s in samples]
+            scored = [Row(index=i, token_ids=ids, mask=np.arange(len(ids)) > 0) for i, ids in enumerate(whole)]
+            ours = [p[len(s.prompt.token_ids) :] for p, s in zip(actor.log_probs(scored), samples, strict=True)]
+            errors.append(max(float(np.abs(a - s.log_probs).max()) for a, s in zip(ours, samples, strict=True)))
+            actor.update(rows, make_loss(actor.config.algorithm, 16))
+            before = {name: tensor.detach().clone() for name, tensor in actor.tensors().items()}
+        kept = addresses == {name: tensor.data_ptr() for name, tensor in parameters.items()}
+        return {"errors": errors, "kept": kept, "moved": single.way_back["sync/received_bytes"]}
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "world", "train", "cut", "order"),
+    [
+        ("qwen3_moe", 2, {"pp": 2}, {"tp": 2}, "engine"),
+        pytest.param("qwen3_moe_tied", 2, {"ep": 2}, {"tp": 2, "ep": 2}, "megatron", marks=pytest.mark.full),
+        pytest.param("mixtral", 4, {"pp": 2, "ep": 2}, {"tp": 2}, "engine", marks=pytest.mark.full),
+        pytest.param("qwen2_tied", 4, {"pp": 2}, {"tp": 4}, "megatron", marks=pytest.mark.full),
+    ],
+)
+def test_sglang_generates_from_the_only_copy_of_the_weights(
+    pool: WorkerPool, variant: str, world: int, train: dict[str, int], cut: dict[str, int], order: str
+) -> None:
+    support.folder(variant)
+    run = {"variant": variant, "cut": cut, "parallel": train, "optimizer": {"lr": 0.01}}
+    for found in pool.run(_generate_from_one_copy, world, model={"parameter_layout": order}, **run):
+        assert max(found["errors"]) <= 1e-4
+        assert found["kept"]
+        assert found["moved"] > 0

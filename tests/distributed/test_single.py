@@ -117,6 +117,30 @@ def test_a_parameter_that_was_given_other_storage_loses_no_weights(pool: WorkerP
         assert there
 
 
+@pytest.mark.parametrize("order", ["engine", pytest.param("megatron", marks=pytest.mark.full)])
+def test_the_embedded_engine_generates_from_the_only_copy(pool: WorkerPool, order: str) -> None:
+    model, parallel = {"parameter_layout": order}, {"pp": 2}
+    folder = tiny_folder("qwen3_moe")
+    for found in pool.run(single_runs.with_transformers, 2, folder=folder, model=model, parallel=parallel):
+        assert max(found["errors"]) <= 1e-4
+        assert found["refused"] == [
+            text
+            for version in range(3)
+            for text in (
+                "the trainer's parameters cannot be used: the weights are in rollout, not in training",
+                f"weights {version} cannot go to the rollout: the weights are in rollout, not in training",
+            )
+        ]
+
+
+def test_weights_that_were_lost_half_way_are_told_as_lost(pool: WorkerPool) -> None:
+    for switch, later in pool.run(single_runs.half_way, 2, folder=tiny_folder("qwen3_moe"), rank=1):
+        assert switch.startswith("weights 0 are half-written and not in service:")
+        assert "rank 1: RegionError: no memory" in switch
+        assert "they were lost when weights 0 were half-way" in later
+        assert "start again from the last checkpoint" in later
+
+
 NOISE = 2**20
 """Bytes of a rank's resident set that Python and the kernel's own counting add."""
 
