@@ -45,13 +45,11 @@ def reinforce(session: Session) -> None:
             rows, estimated = with_advantages(rows, groups, algorithm, kl_coef=session.kl.coef)
             with session.timer("update"):
                 loss = make_loss(algorithm, config.rollout.max_response_length, kl_coef=session.kl.coef)
-                updates = [
-                    actor.update(with_selection(batch, algorithm, seed=step), loss)
-                    for batch in mini_batches(rows, config.trainer, step)
-                ]
+                batches = enumerate(mini_batches(rows, config.trainer, step))
+                updates = [actor.update(with_selection(batch, config, step, update), loss) for update, batch in batches]
             session.kl.update(estimated.get("kl/response", 0.0))
         metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
-        session.record(step, *metrics, {"data/epoch": session.prompts.epoch, "kl/coef": session.kl.coef})
+        session.record(step, *metrics, {"data/epoch": session.prompts.epoch})
 
 
 def _spec(config: Config) -> ModelSpec:

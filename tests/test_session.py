@@ -24,3 +24,31 @@ def test_a_run_ends_where_the_mismatch_is_not_within_its_limit(trainers: float, 
             session.score([row])
     else:
         session.score([row])
+
+
+def test_a_mismatch_beyond_its_warning_is_said_and_the_run_goes_on() -> None:
+    config, said = Config(), []
+    config.mismatch.warn.max = 0.1
+    fields = {"rollout_log_probs": np.full(2, -1.0, np.float32)}
+    row = Row(index=0, token_ids=np.zeros(2, np.int64), mask=np.array([False, True]), fields=fields)
+    session = Session(config)
+    session.reference = None
+    session.note = said.append  # type: ignore[method-assign]
+    for trainers in (-1.05, -1.5):
+        session.actor = SimpleNamespace(log_probs=lambda rows, p=trainers: [np.full(2, p, np.float32) for _ in rows])  # type: ignore[assignment]
+        rows, gap = session.score([row])
+        assert rows[0].fields["old_log_probs"][1] == np.float32(trainers)
+        assert gap["mismatch/logprob_abs_max"] == pytest.approx(-1 - trainers)
+    assert said == ["mismatch of trainer and engine: mismatch/logprob_abs_max is 0.5, over mismatch.warn.max=0.1"]
+
+
+def test_the_engines_log_probs_are_taken_as_they_are() -> None:
+    config = Config()
+    config.algorithm.old_log_probs = "engine"
+    fields = {"rollout_log_probs": np.array([0.0, -1.5], np.float32)}
+    row = Row(index=0, token_ids=np.zeros(2, np.int64), mask=np.array([False, True]), fields=fields)
+    session = Session(config)
+    session.reference = None
+    rows, gap = session.score([row])
+    assert rows[0].fields["old_log_probs"].tolist() == [0.0, -1.5]
+    assert gap == {}

@@ -8,7 +8,8 @@ import torch
 
 from hybridrl.algorithms.aggregate import token_weights
 from hybridrl.algorithms.covariance import covariances, select_highest, select_in_range
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.schema import Config, TrainerConfig
+from hybridrl.rollout.seeds import sample_seed
 from hybridrl.training.rows import Row
 from hybridrl.training.trained import Trained
 
@@ -41,21 +42,21 @@ def mini_batches(rows: Sequence[Row], trainer: TrainerConfig, step: int) -> Iter
         yield [replace(rows[place], index=index) for index, place in enumerate(places)]
 
 
-def with_selection(rows: Sequence[Row], algorithm: AlgorithmConfig, seed: int) -> list[Row]:
+def with_selection(rows: Sequence[Row], config: Config, step: int, update: int) -> list[Row]:
     """The rows of one whole update, with the tokens of high covariance marked (`selected`) where the loss asks for it.
 
-    Needs `old_log_probs` and `advantages`.
+    Needs `old_log_probs` and `advantages`. What is drawn depends on the run's seed, the step and its update.
     """
-    config = algorithm.covariance
-    if algorithm.policy_loss not in ("clip_cov", "kl_cov"):
+    loss, covariance = config.algorithm.policy_loss, config.algorithm.covariance
+    if loss not in ("clip_cov", "kl_cov"):
         return list(rows)
     trained = Trained(rows)
     cov = covariances(trained.values("old_log_probs"), trained.values("advantages"))
-    if algorithm.policy_loss == "kl_cov":
-        return trained.write(selected=select_highest(cov, fraction=config.fraction))
-    return trained.write(
-        selected=select_in_range(cov, low=config.low, high=config.high, fraction=config.fraction, seed=seed)
-    )
+    if loss == "kl_cov":
+        return trained.write(selected=select_highest(cov, fraction=covariance.fraction))
+    seed = sample_seed(config.trainer.seed, step, update, 0)
+    bounds = {"low": covariance.low, "high": covariance.high, "fraction": covariance.fraction}
+    return trained.write(selected=select_in_range(cov, seed=seed, **bounds))
 
 
 def with_weights(rows: Sequence[Row], aggregate: str, norm: int | None) -> list[Row]:

@@ -26,14 +26,15 @@ def with_advantages(
         kl_coef: what `algorithm.kl.coef` has become; counts where the divergence is in the reward or the return.
 
     Metrics: `advantage/mean`, `/std` over trained tokens, before whitening; `kl/response`, the mean divergence of a
-    response from the reference in nats, where there is one; `reward/overlong`, the mean punishment of length, where
-    there is one. Raises ValueError if a sample that did not fail has no reward.
+    response from the reference in nats, and `kl/coef`, where there is one; `reward/overlong`, the mean punishment of
+    length, where there is one. Raises ValueError if a sample that did not fail has no reward.
     """
     samples = [sample for group in groups for sample in group.samples]
     trained, kl, metrics = Trained(rows), None, {}
     if algorithm.kl.where != "none":
         kl = KL_ESTIMATORS[algorithm.kl.estimator](trained.values("old_log_probs"), trained.values("ref_log_probs"))
         metrics["kl/response"] = float(trained.segments.total(kl).mean())
+        metrics["kl/coef"] = kl_coef
     rewards = task_rewards(samples)
     if algorithm.overlong.cache is not None:
         punishment = _overlong(samples, algorithm)

@@ -177,6 +177,7 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
         None,
         ["max_generation_batches=10", "generation_prompts=3 = 30 prompts cannot fill", "prompts_per_step=32"],
     ),
+    (4, f"{DYNAMIC} algorithm.dynamic_sampling.generation_prompts=3", None, ["leaves 1 of the 4 replicas", "idle"]),
     (1, f"{DYNAMIC} algorithm.dynamic_sampling.judge=math", None, ["judge=math is no judge", "there are exact"]),
     (
         1,

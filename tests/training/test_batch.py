@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hybridrl.config.schema import AlgorithmConfig, CovarianceConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, Config, CovarianceConfig, TrainerConfig
 from hybridrl.training.batch import combine, mini_batches, with_selection
 from hybridrl.training.rows import Row
 
@@ -64,12 +64,12 @@ def test_tokens_are_selected_over_the_whole_update():
     ]
     # centred: log-probs .6 -.4 | -1.4 .6 .6, advantages .6 .6 | -1.4 -1.4 1.6: products .36 -.24 | 1.96 -.84 .96
     algorithm = AlgorithmConfig(policy_loss="kl_cov", covariance=CovarianceConfig(fraction=0.4))
-    found = [r.fields["selected"][r.mask].tolist() for r in with_selection(made, algorithm, seed=0)]
+    found = [r.fields["selected"][r.mask].tolist() for r in with_selection(made, Config(algorithm=algorithm), 1, 0)]
     assert found == [[0, 0], [1, 0, 1]]
     algorithm = AlgorithmConfig(policy_loss="clip_cov", covariance=CovarianceConfig(fraction=1, low=0.3, high=1))
-    found = [r.fields["selected"][r.mask].tolist() for r in with_selection(made, algorithm, seed=0)]
+    found = [r.fields["selected"][r.mask].tolist() for r in with_selection(made, Config(algorithm=algorithm), 1, 0)]
     assert found == [[1, 0], [0, 0, 1]]
-    assert with_selection(made, AlgorithmConfig(), seed=0) == made
+    assert with_selection(made, Config(), 1, 0) == made
 
 
 def test_a_steps_metrics_add_up_or_average_and_tell_the_last_update_apart():

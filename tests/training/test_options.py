@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridrl.algorithms.segments import Segments
-from hybridrl.config.schema import AlgorithmConfig, TrainerConfig
+from hybridrl.config.schema import AlgorithmConfig, Config, TrainerConfig
 from hybridrl.rollout.samples import Finish, Group, Prompt, Sample
 from hybridrl.training.batch import mini_batches, with_selection, with_weights
 from hybridrl.training.correction import correct
@@ -56,7 +56,9 @@ def numbers(algorithm: AlgorithmConfig) -> dict[str, list[float]]:
     rows, _ = correct(rows, algorithm.correction)
     rows, _ = with_advantages(rows, groups, algorithm, kl_coef=algorithm.kl.coef)
     (rows,) = mini_batches(rows, TrainerConfig(prompts_per_step=3), 1)
-    rows = with_weights(with_selection(rows, algorithm, seed=1), algorithm.aggregate, algorithm.aggregate_length or 8)
+    rows = with_weights(
+        with_selection(rows, Config(algorithm=algorithm), 1, 0), algorithm.aggregate, algorithm.aggregate_length or 8
+    )
     loss = make_loss(algorithm, 8)
     batch = make_micro_batch(rows, range(len(rows)), (*loss.fields, "weights"), packing=True)
     new = torch.zeros(batch.mask.shape)

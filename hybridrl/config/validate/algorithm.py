@@ -132,6 +132,12 @@ def _dynamic_sampling(config: Config) -> Iterator[str]:
             f"{key}.max_generation_batches={most} · {key}.generation_prompts={batch} = {most * batch} prompts cannot "
             f"fill a step of trainer.prompts_per_step={prompts}"
         )
+    replicas = config.trainer.nodes * config.trainer.ranks_per_node // config.rollout.tp
+    if batch < replicas:
+        yield (
+            f"{key}.generation_prompts={batch} leaves {replicas - batch} of the {replicas} replicas of the engine idle "
+            f"(ranks / rollout.tp={config.rollout.tp}): one draws all samples of a prompt; set it to {replicas} or more"
+        )
     judges = [judge.name for judge in config.rewards.judges]
     if sampling.judge is not None and sampling.judge.split("/")[0] not in judges:
         yield f"{key}.judge={sampling.judge} is no judge of this run; there are {', '.join(judges) or 'none'}"
