@@ -9,6 +9,7 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.failure import recorded
 from hybridrl.planning.facts import load_checked
 from hybridrl.registered import NAMES
+from hybridrl.rollout.engines import installed_problems
 from hybridrl.sampling_loop import collect
 from hybridrl.session import Session
 from hybridrl.supervised import learn_from_data, warm_start
@@ -70,6 +71,7 @@ main = hydra_main(
     device=_device,
     read=read_inputs,
     names=NAMES,
+    further=installed_problems,
 )
 
 if __name__ == "__main__":

@@ -40,12 +40,14 @@ def hydra_main(
     device: Callable[[Config], str] | None = None,
     names: Names | None = None,
     read: Callable[[Config], Any] | None = None,
+    further: Callable[[Config], Iterable[str]] | None = None,
 ) -> Callable[[], None]:
     """A `main()` that reads `sys.argv` as hydra does and calls `task` with a configuration that passed every check.
 
     `spec` reads the model's sizes (it may raise ValueError or OSError: a mistake like the others), `device` says `cpu`
     or `cuda` (ValueError: a device that is not there), and `names` gives the registered names of keys that take one.
-    They are asked before anything is started, and let the checks say more. `read` reads what the run needs, raises
+    They are asked before anything is started, and let the checks say more. `further` tells mistakes that only what will
+    run can know, such as the options of an installed package. `read` reads what the run needs, raises
     ConfigError with the mistakes in it, and what it returns is the task's second argument. A ConfigError that the task
     raises is reported in the same way, so it may judge what only it can see. `--cfg`, `--help` and their like are
     hydra's own.
@@ -63,6 +65,8 @@ def hydra_main(
         inputs: tuple[Any, ...] = ()
         if not args.cfg:
             problems += found.untainted(_judge(found, launch, spec, device, names))
+            if further is not None:
+                problems += found.untainted(list(further(found.config)))
             if read is not None and found.whole and not any(text.startswith(_READ) for text in problems):
                 inputs = _read_inputs(read, found, problems)
         if problems:

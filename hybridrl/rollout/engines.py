@@ -7,11 +7,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.models.spec import ModelSpec
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.placement import place
 from hybridrl.rollout.engine import Engine
+
+
+def installed_problems(config: Config) -> list[str]:
+    """What is wrong with a configuration by the engine's own word, before one is made. Pure and quick."""
+    if config.rollout.engine != "sglang" or is_supervised(config):
+        return []
+    from hybridrl.rollout.sglang.options import installed_problems
+
+    return installed_problems(config.rollout.sglang.server_args)
 
 
 def make_engine(

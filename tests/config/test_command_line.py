@@ -144,12 +144,13 @@ def test_the_model_the_device_and_the_registries_are_asked(
         spec=lambda config: MOE,
         device=lambda config: "cpu",
         names={"algorithm.advantage": ["grpo"]},
+        further=lambda config: [f"rollout.sglang.server_args: {config.rollout.engine} has no such field"],
     )
     words = ["parallel.tp=2", "parallel.cp=2", "trainer.ranks_per_node=4", "algorithm.advantage=gae"]
     words.append("model.parameter_layout=megatron")
     monkeypatch.setenv("WORLD_SIZE", "4")
     shown = refused(monkeypatch, capsys, *ONE, *words, main=main)
-    for text in ("silently wrong", "on a CPU", "algorithm.advantage=gae"):
+    for text in ("silently wrong", "on a CPU", "algorithm.advantage=gae", "server_args: transformers has no"):
         assert text in shown
 
 

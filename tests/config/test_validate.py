@@ -124,6 +124,13 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
         ["kv_tokens=23", "max_prompt_length=16", "= 24"],
     ),
     (1, "rollout.sglang.hosting=process", None, ["rollout.sglang.hosting=process", "in_process, subprocess"]),
+    (
+        2,
+        "rollout.engine=sglang rollout.tp=2 rollout.dp=2 rollout.sglang.hosting=subprocess reshard.placement=auto "
+        "+rollout.sglang.server_args.tp_size=2",
+        None,
+        ["server_args.tp_size: decided by rollout.tp", "rollout.dp=2", "hosting=subprocess", "reshard.placement=auto"],
+    ),
     (1, "reshard.placement=auto", None, ["reshard.placement=auto", "rollout.engine=transformers", "identity"]),
     (1, "reshard.placement=atuo", None, ["reshard.placement=atuo", "did you mean 'auto'?"]),
     (1, "reshard.bucket_bytes=0", None, ["reshard.bucket_bytes=0: must be at least 1"]),

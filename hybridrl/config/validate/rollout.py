@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.model import Model, head_problems
+from hybridrl.config.validate.sglang import sglang_problems
 
 
 def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator[str]:
@@ -16,7 +17,7 @@ def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator
     if config.rollout.routed_experts and spec is not None and spec.moe is None:
         yield "rollout.routed_experts=true, but the model has no experts; set rollout.routed_experts=false"
     if config.rollout.engine == "sglang":
-        yield from _cache(config)
+        yield from sglang_problems(config)
         if spec is not None:
             yield from _engine_model(config, spec)
 
@@ -63,16 +64,6 @@ def _sampling(config: Config) -> Iterator[str]:
                 f"rollout.{key}={value}: the engine would sample a cut and renormalised distribution, whose log-probs "
                 f"the trainer's do not match, so every ratio would be off; set rollout.{key}={neutral}"
             )
-
-
-def _cache(config: Config) -> Iterator[str]:
-    rollout, tokens = config.rollout, config.rollout.sglang.kv_tokens
-    longest = rollout.max_prompt_length + rollout.max_response_length
-    if tokens is not None and tokens < longest:
-        yield (
-            f"rollout.sglang.kv_tokens={tokens} cannot hold a sample of rollout.max_prompt_length="
-            f"{rollout.max_prompt_length} + rollout.max_response_length={rollout.max_response_length} = {longest}"
-        )
 
 
 def _engine_model(config: Config, spec: Model) -> Iterator[str]:

@@ -7,41 +7,9 @@ from typing import Any
 
 from hybridrl.config.schema import Config
 from hybridrl.config.suggest import hint
+from hybridrl.config.validate.sglang import own_args_problems
 from hybridrl.models.spec import ModelSpec
-
-HOSTINGS = ("in_process", "subprocess")
-
-OWN_ARGS: Mapping[str, str] = {
-    "model_path": "model.path",
-    "tokenizer_path": "model.tokenizer",
-    "dtype": "model.dtype",
-    "device": "trainer.device",
-    "tp_size": "rollout.tp",
-    "dp_size": "rollout.dp",
-    "ep_size": "rollout.ep",
-    "max_running_requests": "rollout.sglang.max_running_requests",
-    "max_total_tokens": "rollout.sglang.kv_tokens",
-    "enable_return_routed_experts": "rollout.routed_experts",
-    "context_length": "the model's own context",
-    "load_format": "the weight sync",
-    "weight_version": "the weight sync",
-    "random_seed": "trainer.seed (each request has a seed of its own)",
-    "sampling_backend": "hybridrl's sampler, which draws by each request's seed",
-    "skip_tokenizer_init": "hybridrl, which passes token ids",
-    "disable_overlap_schedule": "the hosting",
-    "disable_cuda_graph": "the hosting",
-    "watchdog_timeout": "the hosting",
-    "enable_memory_saver": "the hosting, which frees memory in sleep by itself",
-    "enable_weights_cpu_backup": "the weight sync",
-    "enable_dp_attention": "rollout.dp",
-    "disaggregation_mode": "nothing: a replica both prefills and decodes",
-    "nnodes": "the launcher",
-    "node_rank": "the launcher",
-    "dist_init_addr": "the launcher",
-    "base_gpu_id": "the ranks of the replica",
-    "pp_size": "nothing: the engine's layout has no pipeline stages",
-}
-"""Arguments that follow from elsewhere: name → what decides it."""
+from hybridrl.rollout.sglang.versions import UnsupportedSGLangError, require_supported, server_arg_names
 
 UNPUBLISHED = "unpublished"
 """SGLang's weight version before the first `publish`."""
@@ -149,21 +117,19 @@ def _suggest(name: str, known: Collection[str]) -> str:
     return suggestion if suggestion.startswith("did") else "`python -m sglang.launch_server --help` lists them"
 
 
-def own_args_problems(server_args: Mapping[str, Any]) -> list[str]:
-    """Names that follow from elsewhere, where setting them again could only contradict."""
-    return [
-        f"rollout.sglang.server_args.{name}: decided by {OWN_ARGS[name]}; leave it out"
-        for name in server_args
-        if name in OWN_ARGS
-    ]
+def installed_problems(server_args: Mapping[str, Any]) -> list[str]:
+    """What the installed SGLang has against running with these arguments: its release, or names that it has not."""
+    try:
+        require_supported()
+    except UnsupportedSGLangError as error:
+        return [f"rollout.engine=sglang: {error}"]
+    return field_problems(server_args, server_arg_names())
 
 
 def from_config(
     config: Config, folder: Path, spec: ModelSpec, device: str, tokenizer: Path | None = None
 ) -> EngineOptions:
-    """The engine that a configuration asks for, over the model in `folder`. Raises ValueError with all `problems`."""
-    if found := problems(config):
-        raise ValueError("; ".join(found))
+    """The engine that a configuration asks for, over the model in `folder`; `validate` has found it possible."""
     rollout = config.rollout
     return EngineOptions(
         folder=folder,
@@ -192,33 +158,3 @@ def kv_token_bytes(spec: ModelSpec, tp: int, item: int) -> int:
     if spec.mla is not None:
         return spec.num_layers * (spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim) * item
     return 2 * spec.num_layers * max(1, spec.num_kv_heads // tp) * spec.head_dim * item
-
-
-def problems(config: Config) -> list[str]:
-    """What is wrong with `rollout.sglang`, and with `rollout` for this engine; empty for other engines."""
-    rollout, sglang = config.rollout, config.rollout.sglang
-    if rollout.engine != "sglang":
-        return []
-    found = own_args_problems(sglang.server_args)
-    if sglang.hosting not in HOSTINGS:
-        found.append(f"rollout.sglang.hosting={sglang.hosting!r}: {hint(sglang.hosting, HOSTINGS)}")
-    if config.reshard.placement == "auto" and sglang.hosting == "subprocess":
-        found.append(
-            "reshard.placement=auto: rollout.sglang.hosting=subprocess starts a replica on consecutive devices; set "
-            "reshard.placement=identity, or host in process"
-        )
-    if rollout.dp > 1:
-        found.append(
-            f"rollout.dp={rollout.dp}: data-parallel attention steps all its ranks in lockstep, which replicas here do "
-            "not; set rollout.dp=1 and let replicas (world / rollout.tp) share the requests"
-        )
-    longest = rollout.max_prompt_length + rollout.max_response_length
-    if sglang.kv_tokens is not None and sglang.kv_tokens < longest:
-        found.append(
-            f"rollout.sglang.kv_tokens={sglang.kv_tokens} does not hold one request of rollout.max_prompt_length="
-            f"{rollout.max_prompt_length} and rollout.max_response_length={rollout.max_response_length}; set at least "
-            f"{longest}"
-        )
-    if sglang.max_running_requests < 1:
-        found.append(f"rollout.sglang.max_running_requests={sglang.max_running_requests} must be at least 1")
-    return found

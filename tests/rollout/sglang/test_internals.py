@@ -18,7 +18,9 @@ RESTATED = {
 
 CODE = f"""
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.versions import server_arg_names
 assert sg.missing() == [], sg.missing()
+assert server_arg_names() == sg.SERVER_ARGS
 for name, expected in {RESTATED!r}.items():
     found = sg
     for part in name.split("."):

@@ -1,10 +1,12 @@
 """From the configuration to SGLang's arguments, and every mistake in it. No SGLang is needed."""
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from hybridrl.config.schema import Config
+from hybridrl.rollout.engines import installed_problems
 from hybridrl.rollout.sglang import options
 from hybridrl.rollout.sglang.options import EngineOptions
 
@@ -17,23 +19,22 @@ def _config(**sglang: object) -> Config:
     return config
 
 
-def test_a_default_configuration_has_no_problems() -> None:
-    assert options.problems(_config()) == []
-
-
-def test_another_engine_is_not_looked_at() -> None:
-    config = _config(hosting="nowhere")
+def test_what_the_installed_release_says_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config(server_args={"schedule_polic": "lpm", "page_size": 1})
+    monkeypatch.setattr(options, "require_supported", lambda: "0.5.23")
+    monkeypatch.setattr(options, "server_arg_names", lambda: frozenset({"schedule_policy", "page_size"}))
+    (problem,) = installed_problems(config)
+    assert "server_args.schedule_polic" in problem
     config.rollout.engine = "transformers"
-    assert options.problems(config) == []
+    assert installed_problems(config) == []
+    config.rollout.engine, config.algorithm.name = "sglang", "sft"
+    assert installed_problems(config) == []
 
 
-def test_all_problems_are_listed_at_once() -> None:
-    config = _config(hosting="in_proces", kv_tokens=100, max_running_requests=0, server_args={"tp_size": 2})
-    config.rollout.dp = 2
-    found = options.problems(config)
-    assert len(found) == 5
-    for expected in ("server_args.tp_size", "did you mean 'in_process'", "rollout.dp=2", "kv_tokens=100", "requests=0"):
-        assert any(expected in problem for problem in found), expected
+def test_another_release_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
+    (problem,) = installed_problems(_config())
+    assert problem.startswith("rollout.engine=sglang: SGLang 0.6.0 is installed")
 
 
 def test_the_kv_cache_holds_the_longest_of_all_running_requests() -> None:
