@@ -12,9 +12,9 @@ from hybridrl.session import Session
 def collect(session: Session, step: int) -> tuple[list[Group], dict[str, float]]:
     """The groups that the step trains on, alike on all ranks, and metrics of all samples that were generated for it.
 
-    Every batch is spread over all replicas of the engine, also those that make up for dropped groups. The engine is
-    asleep afterwards; where one batch is enough, already while it is judged. Raises NoSignalError, on all ranks, as
-    `GroupPool.check` does.
+    In the rollout phase. Every batch is spread over all replicas of the engine, also those that make up for dropped
+    groups. Where one batch is enough, the engine is asleep already while it is judged. Raises NoSignalError, on all
+    ranks, as `GroupPool.check` does.
     """
     pool, greedy = session.groups, session.config.algorithm.advantage == "remax"
     drawn: list[Sample] = []
@@ -33,14 +33,13 @@ def collect(session: Session, step: int) -> tuple[list[Group], dict[str, float]]
             )
             local = generate_local(session.engine, requests)
             if pool.one_batch:
-                session.engine.sleep()
+                session.hybrid.end_rollout()
         with session.timer("reward"):
             samples, counts = session.judge(local, requests)
         pool.add(requests, samples)
         failures.update(counts)
         for request, sample in zip(requests, samples, strict=True):
             (baselines if request.params.temperature == 0 else drawn).append(sample)
-    session.engine.sleep()
     groups, metrics = pool.take()
     metrics |= staleness_metrics([s for group in groups for s in group.samples], version=step - 1)
     if drawn:

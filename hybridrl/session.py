@@ -1,7 +1,7 @@
 """The parts of one run: they are made here, wired together, and closed in reverse order."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,9 @@ from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, read_inputs
+from hybridrl.memory.region import Region
+from hybridrl.memory.single import SingleWeights
+from hybridrl.memory.timeshare import TimeShare
 from hybridrl.models.families import load_spec, with_scalar_head
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
@@ -30,7 +33,7 @@ from hybridrl.rollout.engines import make_engine
 from hybridrl.rollout.groups import GroupPool
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.telemetry.console import RunConsole
-from hybridrl.telemetry.memory import peak_bytes
+from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
 from hybridrl.training.actor import Actor, Reference
@@ -38,6 +41,7 @@ from hybridrl.training.critic import RewardModel
 from hybridrl.training.mismatch import MismatchError, beyond, mismatch
 from hybridrl.training.model import TrainedModel
 from hybridrl.training.rows import Row
+from hybridrl.training.visiting import VisitingReference
 
 
 def _leave_world(
@@ -95,18 +99,19 @@ class Session:
         self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
         spec = load_spec(self.model_folder)
         self._make_models(spec, sizes)
-        self.reference: Reference | None = None
+        self.reference: Reference | VisitingReference | None = None
         if not self.supervised:
             self.engine = make_engine(
                 config, self.model_folder, spec, self.device, self._stack, self.actor.layout, self.tokenizer_folder
             )
-            self._sync = self._stack.enter_context(self._make_sync())
+            self.share = self._stack.enter_context(self._share_device())
+            self.hybrid = self.share.hybrid
             self._leads = self._is_leader()
             self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)
             kl = config.algorithm.kl
             self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
         if self._wants_reference():
-            self.reference = Reference(config, spec, sizes, folder=self.model_folder)
+            self.reference = self._make_reference(spec, sizes)
         self._open_folder(spec, inputs)
 
     def _make_models(self, spec: ModelSpec, sizes: ParallelSizes) -> None:
@@ -175,6 +180,48 @@ class Session:
             adopt=engine.adopt if isinstance(engine, SharingEngine) else None,
         )
 
+    def _make_single(self, region: Region) -> SingleWeights:
+        config, engine = self.config, self.engine
+        if not isinstance(engine, SharingEngine):
+            raise TypeError(f"{type(engine).__name__} cannot take storage that comes and goes with the phases")
+        return SingleWeights(
+            self.actor.layout,
+            self.actor.tensors(),
+            region,
+            engine.layout,
+            engine.parameters(),
+            self.rank,
+            adopt=engine.adopt,
+            bucket_bytes=config.reshard.bucket_bytes,
+            ranks_per_node=config.trainer.ranks_per_node,
+        )
+
+    def _share_device(self) -> TimeShare:
+        region = self.actor.region
+        way = self._make_sync() if region is None else self._make_single(region)
+        self._stack.callback(way.close)
+        cuda, memory = self.device.type == "cuda", self.config.memory
+        beside = self.config.rollout.engine == "sglang" and self.config.rollout.sglang.hosting == "subprocess"
+        return TimeShare(
+            memory,
+            self.actor,
+            self.engine,
+            way if isinstance(way, SingleWeights) else way.run,
+            staging=way.staging if isinstance(way, SingleWeights) else way.executor.staging.tensors,
+            regions=(region, way.engine_region if isinstance(way, SingleWeights) else None),
+            device=self.device,
+            device_bytes=torch.cuda.get_device_properties(self.device).total_memory if cuda else None,
+            folder=Path(memory.arena_dir or self.folder / "arena"),
+            reference=self._wants_reference(),
+            give_back=torch.cuda.empty_cache if cuda and beside else None,
+        )
+
+    def _make_reference(self, spec: ModelSpec, sizes: ParallelSizes) -> Reference | VisitingReference:
+        visitor = None if self.supervised else self.share.visitor(self.actor.tensors())
+        if visitor is not None:
+            return VisitingReference(self.actor, visitor)
+        return Reference(self.config, spec, sizes, folder=self.model_folder)
+
     def _is_leader(self) -> bool:
         """Whether this is the lowest rank of its replica: the one whose samples and rewards count."""
         replicas: list[int | None] = [None] * dist.get_world_size()
@@ -194,15 +241,17 @@ class Session:
         self.writer = MetricsWriter(self.folder, console)
         self._stack.callback(self.writer.close)
 
-    def sync_weights(self, version: int) -> dict[str, float]:
-        """Brings the trained weights into the engine, and into service as `version`.
+    @contextmanager
+    def rollout_phase(self, version: int) -> Iterator[dict[str, float]]:
+        """The engine has the device, with the trained weights in service as `version`.
 
-        Returns the bytes that it moved, of all ranks together, as `sync/*_bytes`.
+        Yields the bytes that brought them there, of all ranks together, as `sync/*_bytes`.
         """
-        self.engine.wake()
-        found = self._sync.run(version)
-        self.engine.publish(version)
-        return self._totals({key: value for key, value in found.items() if key.endswith("_bytes")})
+        with ExitStack() as stack:
+            with self.timer("sync"):
+                found = stack.enter_context(self.hybrid.rollout_phase(version))
+                moved = self._totals({key: value for key, value in found.items() if key.endswith("_bytes")})
+            yield moved
 
     def _totals(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The sums over all ranks."""
@@ -243,12 +292,28 @@ class Session:
 
     def record(self, step: int, *metrics: dict[str, float]) -> None:
         """Writes a step's metrics, with the times since the last record and the peak of memory over all ranks."""
-        peak = torch.tensor(float(peak_bytes()), dtype=torch.float64, device=self.device)
-        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        most = {"memory/peak": float(peak_bytes())}
+        if not self.supervised:
+            most = self._memory_metrics(step)
+        values = torch.tensor(list(most.values()), dtype=torch.float64, device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
         merged = {key: value for part in metrics for key, value in part.items()}
-        merged |= self.timer.take() | {"memory/peak": float(peak)}
+        merged |= self.timer.take() | dict(zip(most, values.tolist(), strict=True))
         if self.writer is not None:
             self.writer.write(step, merged)
+
+    def _memory_metrics(self, step: int) -> dict[str, float]:
+        """This rank's memory since the last step; on rank 0 its entries are written to the trace."""
+        ledger = self.share.ledger
+        entries = ledger.take()
+        if self.writer is not None and self.config.memory.trace:
+            write_trace(self.folder, step, entries)
+        return {
+            "memory/peak": float(max(ledger.highest, peak_bytes())),
+            "memory/unowned_growth": float(ledger.growth),
+            **{f"memory/{entry.event}": float(entry.total) for entry in entries},
+            **self.hybrid.take_metrics(),
+        }
 
     def note(self, text: str) -> None:
         """Says something on the console, once for all ranks."""
@@ -268,4 +333,6 @@ class Session:
                 tokenizer=self.tokenizer_folder,
             )
         if self.writer is not None:
+            if not self.supervised and self.config.memory.trace:
+                plot_trace(self.folder)
             self.writer.console.conclude(self.folder, model)

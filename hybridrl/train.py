@@ -26,7 +26,8 @@ def run(config: Config, inputs: Inputs | None = None) -> None:
         if session.supervised:
             learn_from_data(session)
         else:
-            warm_start(session)
+            with session.hybrid.training_phase():
+                warm_start(session)
             reinforce(session)
         session.finish()
 
@@ -36,18 +37,18 @@ def reinforce(session: Session) -> None:
     config, algorithm, actor = session.config, session.config.algorithm, session.actor
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"):
-            with session.timer("sync"):
-                moved = session.sync_weights(version=step - 1)
-            groups, sampled = collect(session, step)
-            with session.timer("logprob"):
-                samples = (sample for group in groups for sample in group.samples)
-                rows, gap = session.score(rows_from_samples(samples, filter_truncated=algorithm.overlong.filter))
-            rows, corrected = correct(rows, algorithm.correction)
-            rows, estimated = with_advantages(rows, groups, algorithm, kl_coef=session.kl.coef)
-            with session.timer("update"):
-                loss = make_loss(algorithm, config.rollout.max_response_length, kl_coef=session.kl.coef)
-                batches = enumerate(mini_batches(rows, config.trainer, step))
-                updates = [actor.update(with_selection(batch, config, step, update), loss) for update, batch in batches]
+            with session.rollout_phase(version=step - 1) as moved:
+                groups, sampled = collect(session, step)
+            with session.hybrid.training_phase():
+                with session.timer("logprob"):
+                    samples = (sample for group in groups for sample in group.samples)
+                    rows, gap = session.score(rows_from_samples(samples, filter_truncated=algorithm.overlong.filter))
+                rows, corrected = correct(rows, algorithm.correction)
+                rows, estimated = with_advantages(rows, groups, algorithm, kl_coef=session.kl.coef)
+                with session.timer("update"):
+                    loss = make_loss(algorithm, config.rollout.max_response_length, kl_coef=session.kl.coef)
+                    parts = enumerate(mini_batches(rows, config.trainer, step))
+                    updates = [actor.update(with_selection(part, config, step, i), loss) for i, part in parts]
             session.kl.update(estimated.get("kl/response", 0.0))
         metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
         session.record(step, *metrics, {"data/epoch": session.prompts.epoch})

@@ -145,6 +145,10 @@ class SingleWeights:
         """Nothing: what `to_training` began has ended. Raises WeightsStateError where the trainer has no weights."""
         self._require(Where.TRAINING, "the trainer's parameters cannot be used")
 
+    def staging(self) -> list[torch.Tensor]:
+        """The buffers of both ways."""
+        return [tensor for executor in self._executors.values() for tensor in executor.staging.tensors()]
+
     def close(self) -> None:
         """Ends the transport."""
         self._transport.close()

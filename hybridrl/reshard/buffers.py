@@ -22,6 +22,10 @@ class Staging:
         self.scratch = torch.empty(0, dtype=torch.uint8)
         """Where rows are gathered before they are converted; empty where none are."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All buffers."""
+        return [*self.send, *self.receive]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""

@@ -1,6 +1,6 @@
 """The protocol that every engine obeys."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hybridrl.reshard.layout import Layout
@@ -30,6 +30,9 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """One sample a request. Raises EngineStateError while asleep or before the weights are published."""
+
+    def abort(self, which: Collection[tuple[int, int]] | None = None) -> list[Sample]:
+        """Ends requests in flight, those of these (prompt id, index) or all; their samples, finished by `ABORT`."""
 
     def sleep(self) -> None:
         """Gives back memory that only generation needs (KV cache; weights where they are the engine's own)."""

@@ -48,6 +48,7 @@ def make_engine(
             device=device,
             dtype=getattr(torch, config.model.dtype),
             max_batch_size=config.rollout.max_batch_size,
+            release_weights=True,
             routed_experts=config.rollout.routed_experts,
             tokenizer=tokenizer if config.rollout.stop else None,
         )
@@ -67,7 +68,7 @@ def make_engine(
         if config.reshard.placement == "auto":
             chosen = place(training, layout_of(options), config.trainer.ranks_per_node)
             options = replace(options, ranks=chosen.ranks)
-        engine = SGLangEngine(options)
+        engine = SGLangEngine(options, release_weights=True)
         stack.callback(engine.close)
         return engine
     raise ValueError(f"rollout.engine={config.rollout.engine!r} is none of transformers, sglang")

@@ -4,7 +4,7 @@ It needs nothing beside transformers, so the main job runs on any machine. It is
 replica is never cut over ranks, and there is no paged cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -113,6 +113,10 @@ class TransformersEngine(EngineBase):
             decode=self._decode,
         )
         return decoder.run(requests, self._version)
+
+    def abort(self, which: Collection[tuple[int, int]] | None = None) -> list[Sample]:
+        """None: nothing is in flight between calls of `generate`."""
+        return []
 
     @property
     def cache_bytes(self) -> int:

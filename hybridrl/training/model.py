@@ -6,7 +6,7 @@ Every method is collective: all ranks call it with the same rows, and all get th
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.config.schema import Config
 from hybridrl.memory.region import Region, region_bytes
+from hybridrl.memory.residence import Residence
 from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
 from hybridrl.models.megatron.config import uses_transformer_engine
@@ -74,6 +75,25 @@ class TrainedModel:
     def tensors(self) -> dict[str, Tensor]:
         """This rank's live parameters and buffers, by the names of `layout`."""
         return named_tensors(self._chunks)
+
+    @property
+    def chunks(self) -> "list[DistributedDataParallel]":
+        """The chunks of this rank, wrapped for gradient buffers."""
+        return self._chunks
+
+    @property
+    def megatron_optimizer(self) -> Any:
+        """Megatron's optimizer."""
+        return self.optimizer.inner
+
+    @property
+    def moments(self) -> int:
+        """Moments that the optimizer keeps of each parameter."""
+        return self.optimizer.moments
+
+    def reside(self, residence: Residence) -> None:
+        """Has the model ask `residence` before it uses memory that a rollout may have moved away."""
+        self.optimizer.residence = self._passes.residence = residence
 
     def update(self, rows: Sequence[Row], loss: AnyLoss, *, lr: float | None = None) -> dict[str, float]:
         """One optimizer step on all rows together: the same step however they are cut into ranks and micro-batches.

@@ -20,6 +20,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 
 from hybridrl.config.schema import Config, OptimizerConfig
+from hybridrl.memory.residence import Always, Residence
 from hybridrl.models.megatron.build import named_tensors
 from hybridrl.training.lr import lr_at
 from hybridrl.training.replicas import ReplicatedRows
@@ -63,6 +64,8 @@ class Optimizer:
         self.config = config.optimizer
         self.chunks = chunks
         self.total_updates = total_updates
+        self.residence: Residence = Always()
+        """Is asked before gradients or optimizer state are used, which a rollout may have moved away."""
         self.updates = 0
         """Updates made; skipped ones do not count, so they do not move the schedule."""
         self.skipped = 0
@@ -73,8 +76,14 @@ class Optimizer:
         for chunk in chunks:
             chunk.config.finalize_model_grads_func = self._sum_gradients
 
+    @property
+    def moments(self) -> int:
+        """Moments that are kept of each parameter."""
+        return 2 if self.config.name == "adam" else int(self.config.momentum > 0)
+
     def zero_grad(self) -> None:
         """Clears the gradient buffers. Call before each update's first forward pass."""
+        self.residence.before_gradients()
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.inner.zero_grad()
@@ -87,6 +96,7 @@ class Optimizer:
         With an infinite or NaN norm on any rank no rank changes anything, weights, moments and schedule.
         Raises NonFiniteGradientError, on all ranks, after `trainer.max_nonfinite_steps` such steps in a row.
         """
+        self.residence.before_step()
         scheduled = lr is None
         lr = lr_at(self.updates + 1, self.config, self.total_updates) if lr is None else lr
         self.inner.prepare_grads()
@@ -105,6 +115,7 @@ class Optimizer:
 
     def forget(self) -> None:
         """Clears the moments and their step counts, as if no update had been made. Weights and schedule stay."""
+        self.residence.before_step()
         for part in self.inner.chained_optimizers:
             part.optimizer.state.clear()
             for group in part.optimizer.param_groups:

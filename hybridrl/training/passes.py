@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from hybridrl.config.schema import Config
+from hybridrl.memory.residence import Always, Residence
 from hybridrl.models.megatron.build import drop_graphs, forward, packed_seq_params, pad_multiple
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
@@ -42,6 +43,8 @@ class Passes:
         self.device = next(self.chunks[0].parameters()).device
         self.outputs = 1 if spec.scalar_head else 2
         """Numbers that the model says of each token."""
+        self.residence: Residence = Always()
+        """Is asked before parameters are used, which a rollout may have moved away."""
         self._balanced = spec.moe is not None and config.model.aux_loss_coef > 0
 
     def schedule(self, rows: Sequence[Row]) -> Schedule:
@@ -66,6 +69,7 @@ class Passes:
         self, rows: Sequence[Row], plan: Schedule, fields: Sequence[str], consume: Consume, *, backward: bool
     ) -> None:
         """Runs this rank's micro-batches of the plan; with `backward`, leaves the summed gradients in the buffers."""
+        self.residence.before_forward()
         mine = plan.micro_batches[self.groups.coordinates.dp]
         iterators = [self._micro_batches(rows, mine, fields) for _ in self.chunks]
         with torch.set_grad_enabled(backward):

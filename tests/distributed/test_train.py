@@ -58,7 +58,7 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(pool: Work
 def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool, tmp_path: Path) -> None:
     launch(pool, tmp_path / "run", "trainer.steps=1")
     found = {path.name for path in (tmp_path / "run").iterdir()}
-    assert found == {"config.yaml", "metrics.jsonl", "tensorboard", "hf"}
+    assert found == {"config.yaml", "metrics.jsonl", "tensorboard", "hf", "memory.jsonl", "memory.png"}
     assert json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["model_type"] == "qwen3_moe"
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in (tmp_path / "run" / "hf").iterdir()

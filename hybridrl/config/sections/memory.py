@@ -35,5 +35,7 @@ class MemoryConfig:
     prefetch: bool = True
     """Optimizer state starts back when an update's forward pass does; false: after its last backward pass, so that it
     and activations are never on the device together."""
+    verify: bool = False
+    """Compare checksums of what left the device and what came back."""
     trace: bool = True
     """Write the bytes of each owner at every change of phase to `memory.jsonl`, and their plot to `memory.png`."""

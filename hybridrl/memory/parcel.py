@@ -1,0 +1,255 @@
+"""A parcel: tensors that leave the device together, into a section of the arena, and come back exact.
+
+It is done to storages, not to tensors: `resize_(0)` frees the memory under every view at once, and every view has it
+again afterwards, so nobody's reference is left behind. Small storages come back as one large one that their tensors
+then are views of; from then on they travel as one copy.
+
+    leave → (copies run) → left → away → come_back → (copies run) → wait
+
+Each step may be repeated, and any may follow an interrupted one: bytes are freed only after their copy has ended, and
+what has not been freed need not come back.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from hybridrl.memory.lane import Fence, Lane
+from hybridrl.memory.pages import prefer_large_pages
+
+ALIGNMENT = 512
+"""Each storage begins at a multiple of it, in the arena and in a joined storage."""
+LARGE = 32 << 20
+"""A storage of so many bytes is not joined with others."""
+RUN = 256 << 20
+"""Small storages are joined up to about so many bytes."""
+
+CHECKED = 1 << 20
+"""Words that a checksum reads at a time."""
+
+
+class ParcelError(RuntimeError):
+    """The arena's section is too small, or bytes did not come back as they left."""
+
+
+class Where(Enum):
+    """Where a parcel's bytes are."""
+
+    HERE = "here"
+    LEAVING = "leaving"
+    AWAY = "away"
+    RETURNING = "returning"
+
+
+@dataclass
+class _Piece:
+    storage: torch.UntypedStorage
+    nbytes: int
+    offset: int
+    tensors: list[Tensor]
+    joins: bool
+    """Whether its tensor may become a view of a larger storage."""
+    checksum: Tensor | None = None
+
+
+@dataclass
+class Traffic:
+    """What a parcel has moved, in one direction."""
+
+    nbytes: int = 0
+    fences: list[Fence] = field(default_factory=list)
+
+    def take(self) -> dict[str, float]:
+        """Bytes, seconds of copying and those of them that nobody waited for, and nothing moved afterwards."""
+        seconds = sum(fence.seconds for fence in self.fences)
+        exposed = sum(fence.exposed for fence in self.fences)
+        found = {"bytes": float(self.nbytes), "seconds": seconds, "hidden_seconds": max(0.0, seconds - exposed)}
+        self.nbytes, self.fences = 0, []
+        return found
+
+
+class Parcel:
+    """Args:
+    name: for errors.
+    section: uint8, host memory that is this parcel's alone.
+    lane: runs the copies.
+    join: let small storages become one, where a tensor has a storage to itself: only for tensors of which nobody
+        keeps views.
+    verify: compare checksums of what left and what came back, which reads everything twice more.
+    """
+
+    def __init__(self, name: str, section: Tensor, lane: Lane, *, join: bool, verify: bool = False) -> None:
+        self.name, self.section = name, section
+        self._lane, self._join, self._verify = lane, join, verify
+        self._pieces: list[_Piece] = []
+        self._fence: Fence | None = None
+        self.where = Where.HERE
+        self.out, self.back = Traffic(), Traffic()
+
+    def leave(self, groups: Iterable[Sequence[Tensor]]) -> None:
+        """Starts to copy these tensors' storages away; tensors of different groups are never joined.
+
+        The tensors must be all that use their storages, and must not be written before they are back.
+        Raises ParcelError where the section is too small for them.
+        """
+        if self.where in (Where.LEAVING, Where.AWAY):
+            return
+        self.wait()
+        pieces = _pieces(groups)
+        end = pieces[-1].offset + pieces[-1].nbytes if pieces else 0
+        if end > self.section.numel():
+            raise ParcelError(
+                f"{self.name}: {end} bytes are to leave the device, the arena's section has {self.section.numel()}: "
+                "there is more than was planned for"
+            )
+        if self._verify:
+            for piece in pieces:
+                piece.checksum = checksum(whole(piece.storage))
+        self._pieces = pieces
+        self._fence = self._lane.copy([(self._slot(piece), whole(piece.storage)) for piece in pieces])
+        self._count(self.out)
+        self.where = Where.LEAVING
+
+    def left(self) -> None:
+        """Waits for the copies and frees the storages: they have 0 bytes afterwards."""
+        if self.where is not Where.LEAVING:
+            return
+        assert self._fence is not None
+        self._fence.wait()
+        self.where = Where.AWAY
+        for piece in self._pieces:
+            piece.storage.resize_(0)
+
+    def come_back(self) -> None:
+        """Gives the tensors memory and starts to copy back; they may be used after `wait`."""
+        if self.where is Where.LEAVING:  # nothing was freed
+            assert self._fence is not None
+            self._fence.wait()
+            self._pieces, self._fence, self.where = [], None, Where.HERE
+        if self.where is not Where.AWAY:
+            return
+        pairs = [self._joined(run) if len(run) > 1 else self._restored(run[0]) for run in self._runs()]
+        self._fence = self._lane.copy(pairs)
+        self._count(self.back)
+        self.where = Where.RETURNING
+
+    def wait(self) -> None:
+        """Until the tensors hold what they held when they left. Raises ParcelError where `verify` finds otherwise."""
+        self.come_back()
+        if self.where is not Where.RETURNING:
+            return
+        assert self._fence is not None
+        self._fence.wait()
+        self._fence, self.where = None, Where.HERE
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            if piece.checksum is not None and not piece.checksum.equal(checksum(_bytes(piece.tensors[0], piece))):
+                raise ParcelError(
+                    f"{self.name}: {piece.nbytes} bytes came back from the arena otherwise than they left; something "
+                    "writes into host memory that is not its own, or into tensors that are away"
+                )
+
+    def _slot(self, piece: _Piece) -> Tensor:
+        return self.section[piece.offset : piece.offset + piece.nbytes]
+
+    def _count(self, traffic: Traffic) -> None:
+        assert self._fence is not None
+        traffic.nbytes += sum(piece.nbytes for piece in self._pieces)
+        traffic.fences.append(self._fence)
+
+    def _runs(self) -> list[list[_Piece]]:
+        """Pieces that come back together: neighbours in the arena, of one group, small, and free to be joined."""
+        runs: list[list[_Piece]] = []
+        for piece in self._pieces:
+            if self._join and piece.joins and runs and runs[-1][-1].joins and _fits(runs[-1], piece):
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+        return runs
+
+    def _restored(self, piece: _Piece) -> tuple[Tensor, Tensor]:
+        piece.storage.resize_(piece.nbytes)
+        target = whole(piece.storage)
+        if target.device.type == "cpu":
+            prefer_large_pages(target.data_ptr(), piece.nbytes)
+        return target, self._slot(piece)
+
+    def _joined(self, run: list[_Piece]) -> tuple[Tensor, Tensor]:
+        first, last = run[0], run[-1]
+        length = last.offset + last.nbytes - first.offset
+        flat = torch.empty(length, dtype=torch.uint8, device=first.tensors[0].device)
+        if flat.device.type == "cpu":
+            prefer_large_pages(flat.data_ptr(), length)
+        for piece in run:
+            begin = piece.offset - first.offset
+            for tensor in piece.tensors:
+                tensor.data = flat[begin : begin + piece.nbytes].view(tensor.dtype).view(tensor.shape)
+        return flat, self.section[first.offset : first.offset + length]
+
+
+def whole(storage: torch.UntypedStorage) -> Tensor:
+    """A storage as flat uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def planned_bytes(groups: Iterable[Iterable[int]]) -> int:
+    """Bytes of a section for groups of storages of these sizes."""
+    return sum(ALIGNMENT + sum(map(_aligned, sizes)) for sizes in groups)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def checksum(data: Tensor) -> Tensor:
+    """Sums, modulo 2^64, of the 8-byte words as they stand and weighted by their place: int64 `[2]`, where data is."""
+    words = data[: data.numel() // 8 * 8].view(torch.int64)
+    rest = torch.zeros(8, dtype=torch.uint8, device=data.device)
+    rest[: data.numel() % 8] = data[words.numel() * 8 :]
+    sums = rest.view(torch.int64).repeat(2)
+    for start in range(0, words.numel(), CHECKED):
+        part = words[start : start + CHECKED]
+        places = torch.arange(start + 1, start + 1 + part.numel(), device=data.device)
+        sums += torch.stack([part.sum(), (part * places).sum()])
+    return sums
+
+
+def _bytes(tensor: Tensor, piece: _Piece) -> Tensor:
+    """The bytes of a piece, wherever they lie now."""
+    storage = tensor.untyped_storage()
+    if storage._cdata == piece.storage._cdata:
+        return whole(storage)
+    return whole(storage)[tensor.storage_offset() * tensor.element_size() :][: piece.nbytes]
+
+
+def _fits(run: list[_Piece], piece: _Piece) -> bool:
+    neighbours = run[-1].offset + _aligned(run[-1].nbytes) == piece.offset
+    return neighbours and piece.offset + piece.nbytes - run[0].offset <= RUN
+
+
+def _pieces(groups: Iterable[Sequence[Tensor]]) -> list[_Piece]:
+    """The distinct storages in the order of their tensors; a gap in the arena parts the groups."""
+    found: dict[int, _Piece] = {}
+    end = 0
+    for group in groups:
+        for tensor in group:
+            storage = tensor.untyped_storage()
+            known = found.get(storage._cdata)
+            if known is not None:
+                known.tensors.append(tensor)
+                known.joins = False
+                continue
+            nbytes = storage.nbytes()
+            if not nbytes:
+                continue
+            if not storage.resizable():  # over memory that is not torch's, such as a file that a checkpoint was read of
+                tensor.data = tensor.detach().clone()
+                storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+            alone = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes
+            found[storage._cdata] = _Piece(storage, nbytes, end, [tensor], alone and nbytes < LARGE)
+            end += _aligned(nbytes)
+        end += ALIGNMENT
+    return list(found.values())
