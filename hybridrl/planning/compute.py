@@ -67,11 +67,11 @@ def step_seconds(
     training = forward / (peak * hardware.training_efficiency) / _pipeline_share(config)
     # Backward is two forwards; full recomputation runs each layer's forward once more.
     passes = 3 + (config.model.recompute == "full")
-    update = passes * training
+    update = trainer.update_epochs * passes * training
     if cache is None:
         return StepSeconds(prefill=0.0, decode=0.0, logprob=0.0, update=update, switches=switches)
     prompts = work.forward(trainer.prompts_per_step * rollout.max_prompt_length, rollout.max_prompt_length / 2)
-    scored = 1 + (config.algorithm.kl.where != "none")
+    scored = (config.algorithm.old_log_probs == "trainer") + (config.algorithm.kl.where != "none")
     return StepSeconds(
         prefill=prompts / (peak * hardware.prefill_efficiency),
         decode=_decode(config, layouts, hardware, work, cache, response),

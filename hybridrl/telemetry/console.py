@@ -15,6 +15,7 @@ from hybridrl.models.spec import ModelSpec
 
 COLUMNS = {
     "reward/mean": "reward",
+    "sampling/batches": "batches",
     "loss/policy": "policy",
     "loss/sft": "loss",
     "loss/preference": "loss",

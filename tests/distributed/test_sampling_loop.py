@@ -29,6 +29,11 @@ def judge_none(response: str, answer: str | None, metadata: dict[str, Any]) -> f
     return 0.0
 
 
+def judge_by_first_letter(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
+    """1 for about a third of an untrained model's responses."""
+    return float(ord(response[:1] or "a") % 3 == 0)
+
+
 def watched(folder: str, steps: int, overrides: list[str]) -> dict[str, Any]:
     """Collects the groups of some steps: what this rank's replica was asked for, and what came of it."""
     common = ["recipe=grpo_tiny_moe", "trainer.ranks_per_node=2", "warm_start.steps=0", "rewards.workers=1"]
@@ -57,7 +62,8 @@ def _facts(sample: Sample) -> tuple[Any, ...]:
 
 def test_groups_are_made_up_by_all_replicas_and_stay_whole(pool: WorkerPool, tmp_path: Path) -> None:
     options = ["algorithm=dapo", "algorithm.dynamic_sampling.generation_prompts=4"]
-    options += ["algorithm.dynamic_sampling.max_generation_batches=0", "rollout.temperature=1.5"]
+    options += ["algorithm.dynamic_sampling.max_generation_batches=0"]
+    options += [f"rewards.judges=[{{name: '{__name__}:judge_by_first_letter'}}]"]
     results = pool.run(watched, world=2, folder=str(tmp_path / "run"), steps=2, overrides=options)
     assert results[0]["found"] == results[1]["found"]
     batches = [len(r["asked"]) for r in results]

@@ -204,3 +204,11 @@ def test_a_critic_takes_its_share_in_its_own_layout() -> None:
     assert 0 < plain.memory.host["critic"] < plain.memory.phases["update"]["critic"]  # gradients are released
     stays = planned("recipe=ppo_qwen3_8b", "memory.critic=none").memory
     assert stays.phases["rollout"]["critic"] == plain.memory.phases["update"]["critic"]
+
+
+def test_passes_over_the_samples_cost_updates_and_the_engines_log_probs_spare_a_pass() -> None:
+    usual = planned(QWEN, "trainer.nodes=4").step
+    twice = planned(QWEN, "trainer.nodes=4", "trainer.update_epochs=2").step
+    assert twice.update == 2 * usual.update
+    assert twice.logprob == usual.logprob > 0
+    assert planned(QWEN, "trainer.nodes=4", "algorithm.old_log_probs=engine").step.logprob == 0

@@ -1,8 +1,10 @@
 """The pool of groups: what is kept, dropped, made up and carried over, when it ends, and that its state is whole."""
 
 import json
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hybridrl.config.schema import DynamicSamplingConfig
@@ -197,3 +199,16 @@ def test_a_loaded_pool_holds_the_same_samples_and_counts_its_batches():
     assert prompts(groups) == [1, 3, 5]
     assert groups[0].samples == tuple(batch({1: [0, 1]})[1])
     assert groups[1].greedy == batch({3: [0, 1]}, greedy={3: 0})[1][2]
+
+
+def test_the_experts_of_a_token_are_saved_with_it():
+    requests, samples = batch({1: [0, 1]})
+    routes = np.arange(12, dtype=np.int8).reshape(3, 2, 2)
+    samples[1].routed_experts = routes
+    pool, again = GroupPool(ON, 1), GroupPool(ON, 1)
+    pool.add(requests, samples)
+    again.load_state_dict(pickle.loads(pickle.dumps(pool.state_dict())))
+    (group,), _ = again.take()
+    assert group.samples[0].routed_experts is None
+    assert np.array_equal(group.samples[1].routed_experts, routes)
+    assert group.samples[1].routed_experts.dtype == np.int8
