@@ -5,6 +5,11 @@ positions see little, and a late one, whose positions see much.
 """
 
 
+def padded_length(length: int, ranks: int) -> int:
+    """The least length of at least this that `ranks` context-parallel ranks can share."""
+    return -(-length // (2 * ranks)) * 2 * ranks if ranks > 1 else length
+
+
 def chunks(rank: int, ranks: int) -> tuple[int, ...]:
     """Indices of the chunks that a rank holds, in its order; 0, the one that there is, for a single rank."""
     return (rank, 2 * ranks - 1 - rank) if ranks > 1 else (0,)

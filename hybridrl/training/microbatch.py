@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hybridrl.algorithms.segments import Segments
+from hybridrl.parallel.zigzag import padded_length
 from hybridrl.training.rows import Floats, Row
 
 
@@ -37,7 +38,7 @@ class MicroBatch:
     segments: Segments
     """The row of each position, counted in the order of `rows`."""
     lengths: tuple[int, ...] | None
-    """Packed: lengths of the sequences in the pack, a closing one of padding included. Padded: None."""
+    """Packed: lengths of the sequences in the pack, padding and a closing one of it included. Padded: None."""
     starts: tuple[tuple[int, int], ...]
     """(b, s) of each row's first token."""
     rows: tuple[int, ...]
@@ -69,10 +70,13 @@ def make_micro_batch(
     *,
     packing: bool,
     pad_multiple: int = 1,
+    cp: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
     """The micro-batch of `rows[i] for i in indices`; with none, `pad_multiple` padding tokens that train nothing.
 
+    It is the whole one, of which each of `cp` context-parallel ranks computes a share: in a pack each row is padded,
+    so that they can share it.
     Raises KeyError naming the row and the field if a row lacks one of `fields`.
     """
     chosen = [rows[i] for i in indices]
@@ -80,8 +84,9 @@ def make_micro_batch(
     if missing:
         raise KeyError(f"rows lack {sorted(missing)}, which the loss needs; they have {sorted(chosen[0].fields)}")
     lengths = [len(row) for row in chosen]
-    shape = micro_batch_shape(lengths, packing=packing, pad_multiple=pad_multiple)
-    starts, pack = _place(lengths, packing, shape[1])
+    used = [padded_length(n, cp) for n in lengths] if packing else lengths
+    shape = micro_batch_shape(used, packing=packing, pad_multiple=pad_multiple)
+    starts, pack = _place(used, packing, shape[1])
     tokens, position_ids, labels = (np.zeros(shape, np.int64) for _ in range(3))
     mask, padding = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
     owners = np.full(shape, len(chosen), np.int64)
@@ -96,7 +101,7 @@ def make_micro_batch(
         mask[b, s : s + n - 1] = row.mask[1:]
         for name in fields:
             extra[name][b, s : s + n - 1] = row.fields[name][1:]
-    _count_on(position_ids, lengths, packing)
+    _count_on(position_ids, pack)
     return MicroBatch(
         tokens=torch.from_numpy(tokens).to(device),
         position_ids=torch.from_numpy(position_ids).to(device),
@@ -130,13 +135,9 @@ def _place(
     return tuple((0, stop) for stop in stops[:-1]), tuple(lengths) + ((padding,) if padding else ())
 
 
-def _count_on(
-    position_ids: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", lengths: Sequence[int], packing: bool
-) -> None:
-    """Padding counts on from where it starts: from 0 in a pack, where it is a sequence of its own."""
-    width = position_ids.shape[1]
-    if packing:
-        used = sum(lengths)
-        position_ids[0, used:] = np.arange(width - used)
+def _count_on(position_ids: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", pack: tuple[int, ...] | None) -> None:
+    """Padding counts on from where it starts: in a pack that which closes it is a sequence of its own."""
+    if pack is None:
+        position_ids[:] = np.arange(position_ids.shape[1])
     else:
-        position_ids[:] = np.arange(width)
+        position_ids[0] = np.concatenate([np.arange(length) for length in pack])

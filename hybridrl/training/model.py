@@ -21,7 +21,7 @@ from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
 from hybridrl.models.megatron.config import uses_transformer_engine
 from hybridrl.models.megatron.rebind import parameter_bytes, rebind
-from hybridrl.models.megatron.router import take_balance
+from hybridrl.models.megatron.router import take_balance, update_biases
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
 from hybridrl.parallel.sizes import ParallelSizes
@@ -107,6 +107,7 @@ class TrainedModel:
         plan = self._passes.schedule(rows)
         sums = self._accumulate(rows, loss, plan)
         step = self.optimizer.step(lr)
+        update_biases(self._chunks, 0.0 if step.skipped else self.config.model.router_bias_rate)
         return {
             **sums,
             "grad_norm": step.grad_norm,
@@ -196,8 +197,8 @@ def bind(chunks: "Sequence[DistributedDataParallel]") -> Region:
 
 
 def _speaks(groups: Groups) -> bool:
-    """Whether this rank is the one of its replica that reports: the first TP rank of the last stage."""
-    return groups.is_last_stage and groups.coordinates.tp == 0
+    """Whether this rank is the one of its replica that reports: the first TP and CP rank of the last stage."""
+    return groups.is_last_stage and groups.coordinates.tp == 0 and groups.coordinates.cp == 0
 
 
 def score_rows(passes: Passes, groups: Groups, rows: Sequence[Row]) -> list[list[Floats]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hybridrl.config.schema import Config
 from hybridrl.memory.residence import Always, Residence
 from hybridrl.models.megatron.build import drop_graphs, forward, packed_seq_params, pad_multiple
+from hybridrl.models.megatron.context import Share
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
 from hybridrl.training.logprobs import Vocabulary, token_log_probs
@@ -31,8 +32,6 @@ class Passes:
     of them use the rollout's temperature."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], config: Config, spec: ModelSpec, groups: Groups) -> None:
-        if groups.sizes.cp > 1:
-            raise ValueError(f"parallel.cp={groups.sizes.cp}: training cuts no sequence yet; expected 1")
         self.chunks = list(chunks)
         self.config = config
         self.groups = groups
@@ -45,7 +44,8 @@ class Passes:
         """Numbers that the model says of each token."""
         self.residence: Residence = Always()
         """Is asked before parameters are used, which a rollout may have moved away."""
-        self._balanced = spec.moe is not None and config.model.aux_loss_coef > 0
+        self._counted = spec.moe is not None and (config.model.aux_loss_coef > 0 or spec.moe.correction_bias)
+        """Whether routers must know which tokens are padding."""
 
     def schedule(self, rows: Sequence[Row]) -> Schedule:
         """The micro-batches of all data-parallel ranks. Raises ValueError for token ids outside the vocabulary."""
@@ -63,6 +63,7 @@ class Passes:
             pad_multiple=self.pad_multiple,
             count_multiple=sizes.pp if len(self.chunks) > 1 else 1,
             together=rows_together(rows),
+            cp=sizes.cp,
         )
 
     def run(
@@ -94,6 +95,7 @@ class Passes:
                 fields,
                 packing=self.config.trainer.packing,
                 pad_multiple=self.pad_multiple,
+                cp=self.groups.sizes.cp,
                 device=self.device,
             )
 
@@ -102,26 +104,41 @@ class Passes:
 
         def step(batches: Iterator[MicroBatch], chunk: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(batches)
-            packed = None if batch.lengths is None else packed_seq_params(batch.lengths)
+            share = self._share(batch)
+            packed = None if batch.lengths is None else packed_seq_params(batch.lengths, cp=self.groups.sizes.cp)
 
             def loss(output: Tensor) -> tuple[Tensor, Tensor, None]:
-                share = consume(batch, *self._read(output, batch))
+                value = consume(batch, *self._read(output, batch, share))
                 # Megatron wants a number of tokens to divide by; `_sum_gradients` leaves it aside.
-                return share, torch.ones((), dtype=torch.int, device=self.device), None
+                return value, torch.ones((), dtype=torch.int, device=self.device), None
 
-            return forward(chunk, batch.tokens, packed, batch.padding if self._balanced else None), loss
+            tokens, padding = batch.tokens, batch.padding
+            if share is not None:
+                tokens, padding = share.cut(tokens), share.cut(padding)
+            return forward(chunk, tokens, packed, padding if self._counted else None), loss
 
         return step
 
-    def _read(self, output: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """What the model's output [b, s, vocabulary / TP], or [b, s, 1] of a scalar head, says of each token."""
+    def _share(self, batch: MicroBatch) -> Share | None:
+        """What this context-parallel rank computes of a micro-batch; None where it is all."""
+        if self.groups.sizes.cp == 1:
+            return None
+        return Share(batch.lengths or (batch.tokens.shape[1],), self.groups, self.device)
+
+    def _read(self, output: Tensor, batch: MicroBatch, share: Share | None) -> tuple[Tensor, ...]:
+        """What the model's output [b, s / CP, vocabulary / TP], or [b, s / CP, 1] of a scalar head, says of each token:
+        [b, s], alike on all context-parallel ranks."""
+        found: tuple[Tensor, ...]
         if self.outputs == 1:
-            return (output[..., 0].float(),)
-        found = token_log_probs(
-            output.flatten(0, 1),
-            batch.labels.flatten(),
-            self.vocabulary,
-            temperature=self.config.rollout.temperature,
-            chunk=self.config.trainer.logprob_chunk,
-        )
-        return tuple(values.view_as(batch.labels) for values in found)
+            found = (output[..., 0].float(),)
+        else:
+            labels = batch.labels if share is None else share.cut(batch.labels)
+            flat = token_log_probs(
+                output.flatten(0, 1),
+                labels.flatten(),
+                self.vocabulary,
+                temperature=self.config.rollout.temperature,
+                chunk=self.config.trainer.logprob_chunk,
+            )
+            found = tuple(values.view_as(labels) for values in flat)
+        return found if share is None else share.gather(*found)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from math import ceil
 
+from hybridrl.parallel.zigzag import padded_length
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -36,26 +38,28 @@ def schedule(
     pad_multiple: int = 1,
     count_multiple: int = 1,
     together: Sequence[Sequence[int]] | None = None,
+    cp: int = 1,
 ) -> Schedule:
     """Deals rows of these lengths to data-parallel ranks, evenly in tokens, and cuts each rank's into micro-batches.
 
     Args:
         lengths: tokens of each row.
         ranks: data-parallel ranks.
-        max_tokens: tokens of a micro-batch on one rank, padding included.
+        max_tokens: tokens of a micro-batch on one rank, padding included; `cp` ranks share a micro-batch of as many.
         packing: rows lie end to end; otherwise they are padded to the longest.
         max_rows: rows of a micro-batch.
         pad_multiple: tokens of a micro-batch (packed) or of its rows (padded) are padded to a multiple of this.
         count_multiple: the number of micro-batches must divide by this (pipeline stages, where interleaved).
         together: rows that share a micro-batch, each row in one of these; None: every row is by itself.
+        cp: context-parallel ranks; each row of a pack is padded to a multiple of 2·cp, where there are several.
 
     Raises ValueError naming each row (or rows that belong together) over the budget or `max_rows`, and the option.
     """
-    cost = _Cost(packing, pad_multiple)
-    units = _units(lengths, together)
-    _check_sizes(units, cost, max_tokens, max_rows)
+    cost, budget = _Cost(packing, pad_multiple), max_tokens * cp
+    units = _units([padded_length(n, cp) for n in lengths] if packing else lengths, together)
+    _check_sizes(units, cost, max_tokens, max_rows, cp)
     shares = _deal(units, ranks)
-    bins = [_cut(share, cost, max_tokens, max_rows or len(lengths)) for share in shares]
+    bins = [_cut(share, cost, budget, max_rows or len(lengths)) for share in shares]
     steps = max(1, max(map(len, bins)))
     steps = ceil(steps / count_multiple) * count_multiple
     return Schedule(tuple(tuple(b) + ((),) * (steps - len(b)) for b in bins))
@@ -96,7 +100,7 @@ def _units(lengths: Sequence[int], together: Sequence[Sequence[int]] | None) -> 
     return [_Unit(tuple(g), sum(lengths[i] for i in g), max(lengths[i] for i in g)) for g in groups]
 
 
-def _check_sizes(units: Sequence[_Unit], cost: _Cost, max_tokens: int, max_rows: int | None) -> None:
+def _check_sizes(units: Sequence[_Unit], cost: _Cost, max_tokens: int, max_rows: int | None, cp: int) -> None:
     many = [unit for unit in units if max_rows is not None and len(unit.rows) > max_rows]
     if many:
         raise ValueError(
@@ -104,13 +108,14 @@ def _check_sizes(units: Sequence[_Unit], cost: _Cost, max_tokens: int, max_rows:
             f"to {max(len(unit.rows) for unit in many)} or more"
         )
     padded = [cost(unit.tokens, unit.longest, len(unit.rows)) for unit in units]
-    too_long = [unit for unit, size in zip(units, padded, strict=True) if size > max_tokens]
+    too_long = [unit for unit, size in zip(units, padded, strict=True) if size > max_tokens * cp]
     if too_long:
+        shared = f" · parallel.cp={cp}" if cp > 1 else ""
         what = "rows" if all(len(unit.rows) == 1 for unit in units) else "groups of rows"
         raise ValueError(
-            f"{len(too_long)} of {len(units)} {what} exceed trainer.max_tokens_per_micro_batch={max_tokens} tokens "
-            f"(padded to a multiple of {cost.multiple}): {', '.join(map(str, too_long[:8]))}; raise it to "
-            f"{max(padded)} or more, or lower rollout.max_prompt_length or rollout.max_response_length"
+            f"{len(too_long)} of {len(units)} {what} exceed trainer.max_tokens_per_micro_batch={max_tokens}{shared} "
+            f"tokens (padded to a multiple of {cost.multiple}): {', '.join(map(str, too_long[:8]))}; raise it to "
+            f"{ceil(max(padded) / cp)} or more, or lower rollout.max_prompt_length or rollout.max_response_length"
         )
 
 

@@ -9,6 +9,7 @@ class Moe:
     num_experts: int = 8
     ffn_size: int = 96
     shared_ffn_size: int = 0
+    correction_bias: bool = False
     layers: tuple[bool, ...] = (True,) * 6
 
 

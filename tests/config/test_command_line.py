@@ -142,15 +142,17 @@ def test_the_model_the_device_and_the_registries_are_asked(
     main = hydra_main(
         lambda config: None,
         spec=lambda config: MOE,
-        device=lambda config: "cpu",
+        device=lambda config: "cuda",
         names={"algorithm.advantage": ["grpo"]},
         further=lambda config: [f"rollout.sglang.server_args: {config.rollout.engine} has no such field"],
     )
-    words = ["parallel.tp=2", "parallel.cp=2", "trainer.ranks_per_node=4", "algorithm.advantage=gae"]
-    words.append("model.parameter_layout=megatron")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = ["parallel.tp=2", "trainer.ranks_per_node=2", "algorithm.advantage=gae"]
+    words += ["model.parameter_layout=megatron", "rollout.engine=sglang", "rollout.sglang.hosting=subprocess"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     shown = refused(monkeypatch, capsys, *ONE, *words, main=main)
-    for text in ("silently wrong", "on a CPU", "algorithm.advantage=gae", "server_args: transformers has no"):
+    told = ("silently wrong", "cannot be opened by another", "algorithm.advantage=gae", "server_args: sglang has")
+    for text in told:
         assert text in shown
 
 

@@ -191,6 +191,18 @@ def balance_gradients(folder: Any, rows: list[Row], **options: dict[str, Any]) -
     return metrics["loss/aux"], whole_tensors(actor, "gradients")
 
 
+def biases(folder: Any, rows: list[Row], steps: int, **options: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """The routers' correction biases after each of some updates."""
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs(rows, actor)
+    found = []
+    for _ in range(steps):
+        actor.update(rows, make_loss(actor.config.algorithm, 16))
+        weights = whole_tensors(actor, "weights")
+        found.append({name: value for name, value in weights.items() if name.endswith("correction_bias")})
+    return found
+
+
 def after_a_detour(folder: Any, detour: int, **options: dict[str, Any]) -> dict[str, Any]:
     """An update after `detour` others at a learning rate of 0 whose moments are then forgotten."""
     actor = make_actor(folder, **options)

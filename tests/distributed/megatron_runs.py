@@ -73,23 +73,47 @@ def to_tensor_names(layout: MegatronLayout, rank: int, values: Mapping[str, torc
 
 
 class MicroBatch:
-    """Sequences of token ids as one padded or packed batch, and back."""
+    """Sequences of token ids as one padded or packed batch, cut for a context-parallel rank, and back."""
 
-    def __init__(self, sequences: Sequence[Sequence[int]], packed: bool, multiple: int) -> None:
-        self.lengths = [len(s) for s in sequences]
-        width = sum(self.lengths) if packed else max(self.lengths)
-        fill = -width % multiple
-        self.packed = None
+    def __init__(self, sequences: Sequence[Sequence[int]], packed: bool, groups: Groups) -> None:
+        self.lengths, self.cp = [len(s) for s in sequences], groups.sizes.cp
+        multiple = pad_multiple(groups.sizes)
+        self.packed, row = None, 2 * self.cp if self.cp > 1 else 1
         if packed:
-            self.packed = packed_seq_params([*self.lengths, fill] if fill else self.lengths)
-            self.tokens = torch.tensor([[t for s in sequences for t in s] + [0] * fill])
+            padded = [[*s] + [0] * (-len(s) % row) for s in sequences]
+            fill = -sum(map(len, padded)) % multiple
+            parts = [*padded, [0] * fill] if fill else padded
+            self.packed = packed_seq_params(map(len, parts), cp=self.cp)
+            whole = torch.tensor([[t for part in parts for t in part]])
+            self.own = self._chunks([len(part) for part in parts], groups.coordinates.cp)
+            self.starts = [0, *np.cumsum([len(part) for part in padded])]
         else:
-            self.tokens = torch.tensor([[*s] + [0] * (width + fill - len(s)) for s in sequences])
+            width = max(self.lengths) + -max(self.lengths) % multiple
+            whole = torch.tensor([[*s] + [0] * (width - len(s)) for s in sequences])
+            self.own = self._chunks([width], groups.coordinates.cp)
+        self.width, self.tokens = whole.shape[1], whole[:, self.own]
+
+    def _chunks(self, lengths: Sequence[int], rank: int) -> list[int]:
+        """Of each sequence this rank's chunk from the front and the one as far from the back."""
+        found, first = [], 0
+        for length in lengths:
+            positions, size = list(range(first, first + length)), length // (2 * self.cp)
+            back = length - (rank + 1) * size
+            found += (
+                positions
+                if self.cp == 1
+                else positions[rank * size : (rank + 1) * size] + positions[back : back + size]
+            )
+            first += length
+        return found
 
     def split(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """`[b, s, ...]` → `[length, ...]` of each sequence."""
+        """`[b, s / cp, ...]` → `[length, ...]` of each sequence, 0 at positions of other context-parallel ranks."""
+        if self.cp > 1:
+            index = torch.tensor(self.own)
+            rows = rows.new_zeros(len(rows), self.width, *rows.shape[2:]).index_copy(1, index, rows)
         if self.packed is not None:
-            return list(rows[0, : sum(self.lengths)].split(self.lengths))
+            return [rows[0, a : a + length] for a, length in zip(self.starts, self.lengths, strict=False)]
         return [row[:length] for row, length in zip(rows, self.lengths, strict=True)]
 
 
@@ -114,8 +138,7 @@ def run_model(
     groups = make_groups(config)
     chunks, layout = load_model(folder, config, groups)
     vocab, half = layout.weights.spec.vocab_size, (len(sequences) + 1) // 2
-    multiple = pad_multiple(groups.sizes)
-    batches = [MicroBatch(part, packed, multiple) for part in (sequences[:half], sequences[half:])]
+    batches = [MicroBatch(part, packed, groups) for part in (sequences[:half], sequences[half:])]
     results: list[list[torch.Tensor]] = []
     for _ in range(2):  # the second call meets whatever the first has cached
         for tensor in named_tensors(chunks).values():
@@ -127,6 +150,8 @@ def run_model(
     for tensor in tensors.values():
         if getattr(tensor, "sequence_parallel", False) and tensor.grad is not None:
             torch.distributed.all_reduce(tensor.grad, group=groups.tp)  # each rank saw some of the tokens
+    for row in results[-1]:
+        torch.distributed.all_reduce(row, group=groups.cp)  # zeros and one rank's own
     return {
         "logits": [_whole_vocabulary(row, groups)[:, :vocab].float().numpy() for row in results[-1]],
         "repeat": again,

@@ -26,6 +26,11 @@ WORLDS = {
     "vpp2": (2, {"pp": 2, "vpp": 2}),
     "pp2-uneven": (2, {"pp": 2, "first_stage_layers": 3}),
     "pp4": (4, {"pp": 4}),
+    "cp2": (2, {"cp": 2}),
+    "cp2-tp2": (4, {"cp": 2, "tp": 2, "etp": 2}),
+    "cp2-ep2": (2, {"cp": 2, "ep": 2}),
+    "cp2-pp2": (4, {"cp": 2, "pp": 2}),
+    "cp2-dp2": (4, {"cp": 2}),
 }
 OWN_WORLDS = {
     "tp2-etp1": (2, {"tp": 2}),
@@ -70,6 +75,7 @@ FAMILY_DEFAULT = [
     ("engine", "tp2-ep2", "deepseek_moe"),
     ("engine", "tp2-etp1", "moonlight_moe"),
     ("megatron", "pp2", "deepseek_moe"),
+    ("engine", "cp2-ep2", "deepseek_moe"),
 ]
 DEFAULT = [
     ("engine", "dp2", "packed-1"),
@@ -77,6 +83,10 @@ DEFAULT = [
     ("engine", "pp2", "padded-2"),
     ("engine", "tp2-etp1", "padded-2"),
     ("engine", "tp4-etp1", "packed-small"),
+    ("engine", "cp2-ep2", "packed-small"),
+    ("engine", "cp2-pp2", "padded-2"),
+    ("engine", "cp2-tp2", "packed-1"),
+    ("megatron", "cp2-dp2", "padded"),
     ("megatron", "tp2-ep2", "padded"),
     ("megatron", "pp2", "padded-2"),
     ("megatron", "vpp2", "packed-small"),

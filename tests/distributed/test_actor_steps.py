@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.distributed import actor_runs
 from tests.models.tiny import tiny_folder
@@ -230,13 +231,14 @@ def balance_twin(folder, batches, coef):
         (2, {}, {}),
         (2, {"tp": 2, "ep": 2}, {}),
         (2, {"pp": 2}, {}),
+        (2, {"cp": 2, "ep": 2}, {}),
         (4, {"tp": 2, "pp": 2, "ep": 2}, {}),
     ],
 )
 def test_the_load_balancing_loss_is_a_mean_over_real_tokens(pool, world, parallel, model, packing, alone):
     """Rows of different lengths in micro-batches of one or of all, so there is padding in rows, packs and whole
     micro-batches."""
-    dp = world // (parallel.get("tp", 1) * parallel.get("pp", 1))
+    dp = world // (parallel.get("tp", 1) * parallel.get("pp", 1) * parallel.get("cp", 1))
     if dp > 1 and not alone:
         pytest.skip("which rows are together depends on the ranks")
     folder, coef = tiny_folder("qwen3_moe"), 0.3
@@ -260,6 +262,77 @@ def test_the_load_balancing_loss_is_a_mean_over_real_tokens(pool, world, paralle
         for name in names:
             error = (gradients[name] - expected[name]).norm()
             assert error <= 1e-4 * expected[name].norm(), name
+
+
+def moved_biases(folder, rows, rate, steps):
+    """The correction biases after each step, by transformers' own choice of experts for every token of every row."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    gates = {n: m for n, m in model.named_modules() if n.endswith("mlp.gate")}
+    loads = {}
+
+    def count(name):
+        def hook(gate, inputs, output):
+            loads[name] += torch.bincount(output[2].flatten(), minlength=8)
+
+        return hook
+
+    for name, gate in gates.items():
+        gate.register_forward_hook(count(name))
+    found = []
+    for _ in range(steps):
+        loads.update({name: torch.zeros(8) for name in gates})
+        for row in rows:
+            model(torch.tensor(row.token_ids)[None])
+        for name, gate in gates.items():
+            assert loads[name].sum() == 2 * sum(map(len, rows))
+            gate.e_score_correction_bias += rate * torch.sign(loads[name].mean() - loads[name])
+        biases = {f"{n}.e_score_correction_bias": gate.e_score_correction_bias.clone() for n, gate in gates.items()}
+        found.append(biases)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel", "model", "packing"),
+    [
+        (1, {}, {"recompute": "full"}, True),
+        (2, {}, {}, False),
+        (2, {"tp": 2, "ep": 2}, {}, True),
+        (2, {"cp": 2, "ep": 2}, {}, True),
+        (4, {"tp": 2, "pp": 2, "ep": 2}, {}, False),
+    ],
+)
+def test_correction_biases_move_towards_an_even_load_of_the_whole_batch(pool, world, parallel, model, packing):
+    folder, rate = tiny_folder("deepseek_moe"), 0.03
+    rows = actor_runs.make_rows()
+    expected = moved_biases(folder, rows, rate, steps=3)
+    ranks = pool.run(
+        actor_runs.biases,
+        world=world,
+        folder=folder,
+        rows=rows,
+        steps=3,
+        parallel=parallel,
+        trainer={"packing": packing, "micro_batch_size": 2},
+        model={"router_bias_rate": rate, **model},
+        optimizer={"lr": 0.0, "clip_grad": 0.0},
+    )
+    for found in ranks:
+        for ours, theirs in zip(found, expected, strict=True):
+            assert len(theirs) == 3
+            for name in ours:
+                torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-7, msg=name)
+    assert not torch.equal(expected[0][name], expected[2][name])
+
+
+def test_correction_biases_stay_as_they_were_unless_asked(pool):
+    folder = tiny_folder("deepseek_moe")
+    (found,) = pool.run(actor_runs.biases, world=1, folder=folder, rows=actor_runs.make_rows(), steps=2)
+    source = load_file(folder / "model.safetensors")
+    for step in found:
+        assert len(step) == 3
+        assert all(torch.equal(bias, source[name]) for name, bias in step.items())
 
 
 @pytest.mark.parametrize("distributed", [False, True])

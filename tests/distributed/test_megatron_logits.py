@@ -30,6 +30,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "first stage 1 of 4": (2, {"pp": 2, "first_stage_layers": 1}),
     "last stage 1 of 4, pp3": (3, {"pp": 3, "first_stage_layers": 1, "last_stage_layers": 1}),
     "tp4 over 2 kv heads": (4, {"tp": 4, "etp": 4}),
+    "cp2": (2, {"cp": 2}),
+    "cp2 tp2": (4, {"cp": 2, "tp": 2, "etp": 2}),
+    "cp2 ep2": (2, {"cp": 2, "ep": 2}),
+    "cp2 pp2": (4, {"cp": 2, "pp": 2}),
+    "cp4": (4, {"cp": 4}),
 }
 """World and `parallel.*`. Only models with experts have EP; a dense model takes no notice of ETP."""
 OWN_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -77,6 +82,10 @@ QUICK = {
     ("moonlight_moe", "pp2 vpp2"),
     ("qwen3_moe", "tp4 over 2 kv heads"),
     ("qwen3_moe", "tp2 etp1"),
+    ("qwen3_moe_mixed", "cp2 ep2"),
+    ("qwen2", "cp4"),
+    ("deepseek_moe", "cp2 pp2"),
+    ("glm4_moe", "cp2 tp2"),
     ("qwen3_moe_tied", "tp4 ep2 over 2 kv heads"),
 }
 """One of each kind; the others are `full`."""
@@ -87,6 +96,7 @@ QUICK_MEGATRON = {
     ("qwen3_moe_mixed", "tp2 ep2 etp1"),
     ("qwen3", "tp4 over 2 kv heads"),
     ("llama_biased", "pp2"),
+    ("moonlight_moe", "cp2"),
 }
 """The same with parameters in Megatron's layout."""
 

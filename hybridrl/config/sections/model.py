@@ -20,6 +20,9 @@ class ModelConfig:
     """Activation recomputation: `none`, `selective` or `full`."""
     aux_loss_coef: float = 0.0
     """Coefficient of the router's load-balancing loss in training."""
+    router_bias_rate: float = 0.0
+    """How far each update moves the router's correction bias of an expert towards an even load of the batch; 0 leaves
+    the biases as they were loaded."""
     parameter_layout: str = "engine"
     """Whose order parameters are trained in: `engine` (stacked experts, [q; k; v] on each rank, the engine's padding of
     the vocabulary), so that the engine can share their storage, or `megatron`."""

@@ -18,7 +18,7 @@ class TrainerConfig:
     update_epochs: int = 1
     """Passes over a step's samples; each after the first takes the prompts in an order of its own."""
     max_tokens_per_micro_batch: int = 4096
-    """Token budget of a micro-batch on one data-parallel rank, padding included."""
+    """Token budget of a micro-batch on one rank, padding included; parallel.cp ranks share one of cp times as many."""
     micro_batch_size: int | None = None
     """Samples a micro-batch; None lets the token budget alone decide."""
     packing: bool = True

@@ -41,7 +41,7 @@ def validate(
     sane = _with_defaults(config, wrong)
     stated = sane.trainer.nodes * sane.trainer.ranks_per_node
     found = chain(
-        rank_problems(sane, world, local_world, device, spec),
+        rank_problems(sane, world, local_world, spec),
         batch_problems(sane, stated),
         rollout_problems(sane, stated, spec),
         objective_problems(sane, stated),

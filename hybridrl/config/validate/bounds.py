@@ -41,6 +41,7 @@ _WEIGHT = Bound(0, 1e8)
 
 BOUNDS: Mapping[str, Bound] = {
     "model.aux_loss_coef": NATURAL,
+    "model.router_bias_rate": NATURAL,
     "model.vocab_multiple": COUNT,
     **{
         f"parallel.{k}": COUNT

@@ -20,6 +20,8 @@ class Moe(Protocol):
     def shared_ffn_size(self) -> int: ...
     @property
     def layers(self) -> Sequence[bool]: ...
+    @property
+    def correction_bias(self) -> bool: ...
 
 
 class Model(Protocol):
@@ -49,6 +51,11 @@ def model_problems(config: Config, spec: Model) -> Iterator[str]:
     if (spec.moe is None or not all(spec.moe.layers)) and spec.ffn_size % parallel.tp:
         yield f"parallel.tp={parallel.tp} does not divide the model's intermediate size of {spec.ffn_size}"
     yield from _experts(parallel, spec.moe)
+    if config.model.router_bias_rate and not (spec.moe is not None and spec.moe.correction_bias):
+        yield (
+            f"model.router_bias_rate={config.model.router_bias_rate}, but the model's routers have no correction bias "
+            "(DeepSeek-V3's and GLM-4.5's have); set it to 0"
+        )
     longest = rollout.max_prompt_length + rollout.max_response_length
     if longest > spec.max_positions:
         yield (

@@ -7,19 +7,12 @@ from hybridrl.config.validate.model import Model
 from hybridrl.parallel.sizes import ParallelSizes
 
 
-def rank_problems(
-    config: Config, world: int | None, local_world: int | None, device: str | None, spec: Model | None
-) -> Iterator[str]:
+def rank_problems(config: Config, world: int | None, local_world: int | None, spec: Model | None) -> Iterator[str]:
     """Mistakes in `parallel` and in the number of ranks."""
     yield from _hardware(config, world, local_world)
     yield from _sizes(config)
     yield from _pipeline(config)
     yield from _sequence(config, spec)
-    if config.parallel.cp > 1 and "cpu" in (device, config.trainer.device):
-        yield (
-            f"parallel.cp={config.parallel.cp} on a CPU: context parallelism needs Transformer Engine's attention, "
-            "which runs on GPUs alone; set parallel.cp=1"
-        )
 
 
 def _hardware(config: Config, world: int | None, local_world: int | None) -> Iterator[str]:

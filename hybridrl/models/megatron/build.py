@@ -83,8 +83,11 @@ def named_tensors(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def packed_seq_params(lengths: Iterable[int]) -> PackedSeqParams:
-    """Bounds of sequences that lie end to end in one row, for `forward`. Raises ValueError for a length below 1."""
+def packed_seq_params(lengths: Iterable[int], *, cp: int = 1) -> PackedSeqParams:
+    """Bounds of sequences that lie end to end in one row, for `forward`. Raises ValueError for a length below 1.
+
+    With `cp` context-parallel ranks they are the bounds of the whole row, and 2·cp divides each length.
+    """
     lengths = list(lengths)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"packed sequences of lengths {lengths}: expected at least one, of at least 1 token each")
@@ -93,6 +96,9 @@ def packed_seq_params(lengths: Iterable[int]) -> PackedSeqParams:
         qkv_format="thd",
         cu_seqlens_q=bounds,
         cu_seqlens_kv=bounds,
+        # Transformer Engine asks for these under context parallelism, and compares them on the device where it is not.
+        cu_seqlens_q_padded=bounds if cp > 1 else None,
+        cu_seqlens_kv_padded=bounds if cp > 1 else None,
         max_seqlen_q=max(lengths),
         max_seqlen_kv=max(lengths),
     )
@@ -101,8 +107,8 @@ def packed_seq_params(lengths: Iterable[int]) -> PackedSeqParams:
 def pad_multiple(sizes: ParallelSizes) -> int:
     """The tokens of a packed row, or the length of a padded batch, must be a multiple of this.
 
-    Sequence parallelism cuts the tokens into TP equal parts, context parallelism into 2·CP before that. Fill a packed
-    row with one more sequence of padding tokens, a padded batch on the right.
+    Sequence parallelism cuts the tokens into TP equal parts, context parallelism into 2·CP before that, in a pack those
+    of each sequence. Fill a packed row with one more sequence of padding tokens, a padded batch on the right.
     """
     return sizes.tp * (2 * sizes.cp if sizes.cp > 1 else 1)
 
@@ -116,10 +122,11 @@ def forward(
     """Runs one chunk, bare or wrapped; with pipeline parallelism, inside Megatron's schedule.
 
     `tokens` int64 `[b, s]`, padded on the right, or packed `[1, t]` with the bounds in `packed`. Positions count from 0
-    in each sequence. `padding` bool `[b, s]` is True at padding, which the load-balancing loss then leaves out. The
-    last chunk of the last stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype, this TP rank's columns
-    (whose last ones may be padding: ids of `spec.vocab_size` and above, logit 0), or with a scalar head values
-    `[b, s, 1]`, float32; the others return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
+    in each sequence. Under context parallelism they are this rank's share (see `Share`). `padding` bool `[b, s]` is
+    True at padding, which the load-balancing loss and the load of experts then leave out. The last chunk of the last
+    stage returns logits `[b, s, padded_vocab / tp]` in the model's dtype, this TP rank's columns (whose last ones may
+    be padding: ids of `spec.vocab_size` and above, logit 0), or with a scalar head values `[b, s, 1]`, float32; the
+    others return hidden states `[s, b, hidden]`, `s / tp` with sequence parallelism.
     """
     model = unwrap(chunk)
     if padding is not None and model.config.sequence_parallel and not model.pre_process:

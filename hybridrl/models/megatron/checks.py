@@ -14,9 +14,9 @@ DTYPES = ("float32", "bfloat16")
 RECOMPUTE = ("none", "selective", "full")
 
 
-def problems(spec: ModelSpec, config: Config, *, on_cpu: bool) -> list[str]:
+def problems(spec: ModelSpec, config: Config) -> list[str]:
     """Every reason why this model cannot be trained so: the setting, what was found, what is supported."""
-    return [*_model_problems(spec), *_config_problems(config, on_cpu), *_parallel_problems(spec, config)]
+    return [*_model_problems(spec), *_config_problems(config), *_parallel_problems(spec, config)]
 
 
 def _model_problems(spec: ModelSpec) -> Iterator[str]:
@@ -56,13 +56,11 @@ def _expert_problems(moe: MoeSpec) -> Iterator[str]:
         )
 
 
-def _config_problems(config: Config, on_cpu: bool) -> Iterator[str]:
+def _config_problems(config: Config) -> Iterator[str]:
     if config.model.dtype not in DTYPES:
         yield f"model.dtype={config.model.dtype!r}; supported: {', '.join(DTYPES)}"
     if config.model.recompute not in RECOMPUTE:
         yield f"model.recompute={config.model.recompute!r}; supported: {', '.join(RECOMPUTE)}"
-    if on_cpu and config.parallel.cp > 1:
-        yield f"parallel.cp={config.parallel.cp} on a CPU; supported there: 1"
 
 
 def _parallel_problems(spec: ModelSpec, config: Config) -> Iterator[str]:

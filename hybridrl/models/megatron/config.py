@@ -25,7 +25,7 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     cannot honour.
     """
     fused = uses_transformer_engine()
-    problems = checks.problems(spec, config, on_cpu=not fused)
+    problems = checks.problems(spec, config)
     if fused and find_spec("transformer_engine") is None:
         problems.append("CUDA without Transformer Engine; supported: with it, `pip install 'hybridrl[gpu]'`")
     if problems:

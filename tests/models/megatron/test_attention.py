@@ -86,6 +86,6 @@ def test_masks_and_wrong_bounds_are_refused() -> None:
         make_attention()(*inputs, None, packed_seq_params=packed_seq_params([2, 3]))
 
 
-def test_context_parallelism_is_refused() -> None:
-    with pytest.raises(ValueError, match="context_parallel_size=2"):
+def test_context_parallelism_without_its_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="context_parallel_size=2, but no group"):
         CausalAttention(SimpleNamespace(context_parallel_size=2), layer_number=1)  # type: ignore[arg-type]

@@ -119,10 +119,8 @@ def test_what_megatron_cannot_honour_is_named(spec: ModelSpec, config: Config, w
     assert any(words in problem for problem in caught.value.problems)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA has context parallelism")
-def test_context_parallelism_is_refused_on_a_cpu() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"parallel\.cp=2 on a CPU"):
-        transformer_config(SPEC, config_with(cp=2))
+def test_context_parallelism_is_taken_on_a_cpu() -> None:
+    assert transformer_config(SPEC, config_with(cp=2)).context_parallel_size == 2
 
 
 def test_all_problems_are_told_at_once() -> None:
