@@ -68,7 +68,7 @@ class BatchArithmetic:
             ("samples a prompt", self.n),
             ("samples a step", self.samples),
             ("prompts an update", self.mini_batch_prompts),
-            ("passes a step", self.epochs),
+            *([("passes a step", self.epochs)] if self.epochs > 1 else []),
             ("updates a step", self.updates),
             ("samples an update", self.samples_per_update),
             ("data-parallel ranks", self.dp),

@@ -1,8 +1,10 @@
 """Batch arithmetic: prompts, groups, updates and ranks."""
 
+from dataclasses import replace
+
 import pytest
 
-from hybridrl.config.batch import batch_arithmetic
+from hybridrl.config.batch import BatchArithmetic, batch_arithmetic
 from hybridrl.config.compose import compose
 from hybridrl.config.schema import Config
 
@@ -42,3 +44,11 @@ def test_every_remainder_is_a_problem() -> None:
 def test_numbers_that_make_no_batch_are_refused(override: str) -> None:
     with pytest.raises(ValueError, match="no batch arithmetic"):
         batch_arithmetic(config(override), world=2)
+
+
+def test_several_passes_are_told_and_multiply_the_updates() -> None:
+    batch = BatchArithmetic(prompts=32, n=8, mini_batch_prompts=8, dp=2, epochs=3)
+    assert batch.updates == 12
+    assert batch.samples_per_update == 64
+    assert "passes a step" in str(batch)
+    assert "passes a step" not in str(replace(batch, epochs=1))
