@@ -3,8 +3,8 @@
     python benchmarks/reshard.py --json FILE                           # 4 gloo ranks on this machine
     torchrun --nproc-per-node 4 benchmarks/reshard.py --json FILE      # on NCCL where there are GPUs
 
-All methods move the same tensors in the same run, interleaved, so that a busy machine slows them alike. A time is that
-of the slowest rank, and a median over `--syncs` after a warm-up. See benchmarks/README.md.
+All methods move the same tensors in the same run, in turns and in both orders, so that a busy machine slows them alike.
+A time is that of the slowest rank, and a median over `--syncs` after a warm-up. See benchmarks/README.md.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only these")
     parser.add_argument("--syncs", type=int, default=7, help="timed syncs of each method")
+    parser.add_argument("--transport", choices=["gloo"], help="the plan's, instead of what suits the machine")
     parser.add_argument("--smoke", action="store_true", help="small models: whether it runs, not how fast")
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -59,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     for case in CASES:
         if case.name in (options.case or (SMOKE if options.smoke else [c.name for c in CASES])):
-            results += measure(case.shrunk() if options.smoke else case, options.syncs)
+            results += measure(case.shrunk() if options.smoke else case, options.syncs, options.transport)
     if dist.get_rank() == 0:
         print(render(results))
         if not options.smoke:
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def measure(case: Case, syncs: int) -> list[dict[str, Any]]:
+def measure(case: Case, syncs: int, transport: str | None) -> list[dict[str, Any]]:
     """A row for each method."""
     rank = dist.get_rank()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
@@ -85,6 +86,7 @@ def measure(case: Case, syncs: int) -> list[dict[str, Any]]:
         device=device,
         bucket_bytes=case.bucket_bytes,
         clock=_clock(device),
+        transport=transport,
         share=case.engine_order,
     )
     methods: dict[str, Method] = {}
@@ -141,7 +143,8 @@ def _interleaved(methods: dict[str, Any], syncs: int, device: torch.device) -> d
     """Medians of each method's seconds, of which each is the slowest rank's."""
     found: dict[str, dict[str, list[float]]] = {name: {} for name in methods}
     for number in range(syncs + 1):
-        for name, method in methods.items():
+        turns = list(methods.items())
+        for name, method in turns if number % 2 else reversed(turns):
             taken = method.run()
             slowest = torch.tensor(list(taken.values()), dtype=torch.float64, device=device)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)

@@ -18,6 +18,7 @@ from hybridrl.reshard.golden import golden_sync
 from hybridrl.reshard.golden_checks import Sources
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.sync import WeightSync
+from hybridrl.reshard.transports import GlooTransport
 
 Tensors = Mapping[str, torch.Tensor]
 Clock = Callable[[], float]
@@ -35,6 +36,8 @@ class Sides:
     device: torch.device
     bucket_bytes: int
     clock: Clock
+    transport: str | None
+    """Name of the plan's; None for what suits the machine."""
     share: bool
     """Whether the plan's destination shares storage with the source where the two are the same bytes."""
 
@@ -66,6 +69,7 @@ class PlanMethod:
             sides.rank,
             bucket_bytes=sides.bucket_bytes,
             adopt=adopt_data(self.sides.served) if sides.share else None,
+            transport=GlooTransport() if sides.transport == "gloo" else None,
         )
         self.received_bytes = self.sync.plan.received_bytes
         self.staging_bytes: int | None = self.sync.executor.staging.nbytes

@@ -46,6 +46,7 @@ class WeightSync:
             what the source's owner writes there is then in the destination at once, and needs no sync. None shares
             nothing.
         hooks: by name, what rebuilds derived state of the engine after each sync.
+        transport: between the ranks; None takes what suits the tensors' device and the machine (`make_transport`).
         clock: see `Executor`.
 
     A rank that does not come to an exchange is given up after the process group's own timeout.
@@ -67,6 +68,7 @@ class WeightSync:
         verify: bool = False,
         adopt: Adopt | None = None,
         hooks: Mapping[str, Hook] | None = None,
+        transport: Transport | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         started = time.perf_counter()
@@ -84,7 +86,7 @@ class WeightSync:
             self.plan,
             source_tensors,
             destination_tensors,
-            transport_of(source_tensors, destination_tensors),
+            transport or transport_of(source_tensors, destination_tensors),
             hooks=hooks,
             slots=planned.slots,
             clock=clock,

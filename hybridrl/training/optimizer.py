@@ -46,7 +46,11 @@ def wrap(chunks: Sequence[GPTModel], config: OptimizerConfig) -> list[Distribute
     Parameters move into contiguous buffers, so import weights first and ask for tensors afterwards.
     """
     ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=config.distributed
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        # A weight sync reads the parameters straight after the step: they must not wait for the next forward pass.
+        overlap_param_gather=False,
+        use_distributed_optimizer=config.distributed,
     )
     return [
         DistributedDataParallel(chunk.config, ddp, chunk, disable_bucketing=index > 0)

@@ -25,6 +25,7 @@ def problems(*overrides: str) -> list[str]:
         ("optimizer.lrr=1", ["optimizer.lrr: unknown key", "did you mean 'optimizer.lr'"]),
         ("+optimizer.lrr=1", ["optimizer.lrr: unknown key", "did you mean 'optimizer.lr'"]),
         ("++optimizer.lrr=1", ["optimizer.lrr: unknown key", "did you mean 'optimizer.lr'"]),
+        ("+optimizer.overlap_param_gather=true", ["optimizer.overlap_param_gather: unknown key"]),
         ("+foo.bar=1", ["foo: unknown key", "known: model, parallel"]),
         ("lr=1", ["lr: unknown key", "'optimizer.lr' or 'warm_start.lr'"]),
         ("optimzer.lr=1", ["optimzer: unknown key", "did you mean 'optimizer'"]),

@@ -79,6 +79,8 @@ def after_optimizer_steps(folder: Any, **options: dict[str, Any]) -> list[bool]:
     """Syncs straight after steps of the distributed optimizer: the engine has the whole new weights on every rank."""
     rank = dist.get_rank()
     actor = make_actor(folder, **options)
+    # Parameters are gathered in the step itself, not by the forward pass after it: a sync in between would miss them.
+    assert not any(chunk.ddp_config.overlap_param_gather for chunk in actor._chunks)
     rows = with_old_log_probs(make_rows(), actor)
     loss = make_loss(actor.config.algorithm, 16)
     weights = weight_map(actor.layout.weights.spec)

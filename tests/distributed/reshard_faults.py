@@ -23,7 +23,6 @@ from tests.distributed.reshard_runs import (
     TRANSPORTS,
     codes,
     engine_layout,
-    over,
     same_bits,
     shard,
     training_layout,
@@ -41,12 +40,10 @@ class World:
         self.weights = weight_map(SPECS["moe"])
         self.source, self.destination = training_layout(self.weights, PAIR[0]), engine_layout(self.weights, PAIR[1])
         self.trained, self.served = shard(self.source, self.rank, None), shard(self.destination, self.rank, None)
-        self.transport = options.pop("transport", None)
         self.options = {"bucket_bytes": 2**13, **options}
 
     def sync(self) -> WeightSync:
-        with over(self.transport):
-            return WeightSync(self.source, self.trained, self.destination, self.served, self.rank, **self.options)
+        return WeightSync(self.source, self.trained, self.destination, self.served, self.rank, **self.options)
 
     def train(self, version: int) -> None:
         write_shard(self.source, self.rank, codes(self.weights, version), self.trained)

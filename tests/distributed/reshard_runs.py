@@ -1,7 +1,6 @@
 """What the reshard tests run on ranks: layouts of small models, shards of element codes, syncs compared with twins."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,13 @@ from hybridrl.models.families import weight_map
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import WeightMap
 from hybridrl.parallel.sizes import ParallelSizes
-from hybridrl.reshard import sync as module
 from hybridrl.reshard.golden import box_slices, golden_sync, write_piece, zero_padding
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.reshard.sync import WeightSync
-from hybridrl.reshard.transports import GlooTransport, SharedTransport, Transport
+from hybridrl.reshard.transports import GlooTransport, SharedTransport
 from tests.reshard.simulated import DENSE, MIXTRAL, MOE, whole_tensors
 
 ALL_MOE = replace(MOE, moe=replace(MOE.moe, layers=(True,) * MOE.num_layers))
@@ -107,18 +105,6 @@ def write_shard(
 TRANSPORTS: Mapping[str, Callable[..., Any]] = {"gloo": GlooTransport, "shared": SharedTransport.connect}
 
 
-@contextmanager
-def over(transport: Transport | None) -> Iterator[None]:
-    """Weight syncs that are made within have this transport, or where it is None the one that suits the machine."""
-    chosen = module.make_transport
-    if transport is not None:
-        module.make_transport = lambda device: transport
-    try:
-        yield
-    finally:
-        module.make_transport = chosen
-
-
 def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """Whether two shards are equal in every bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)) for name in a)
@@ -146,8 +132,8 @@ def sync_pairs(
             shard(destination, rank, None),
             shard(destination, rank, None),
         )
-        with over(TRANSPORTS[transport]()):
-            sync = WeightSync(source, trained, destination, served, rank, bucket_bytes=bucket_bytes, verify=verify)
+        options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "verify": verify, "transport": TRANSPORTS[transport]()}
+        sync = WeightSync(source, trained, destination, served, rank, **options)
         buffers = [buffer.data_ptr() for buffer in (*sync.executor.staging.send, *sync.executor.staging.receive)]
         for version, tensors in enumerate(versions):
             write_shard(source, rank, tensors, trained)
