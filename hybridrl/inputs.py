@@ -20,6 +20,7 @@ from hybridrl.data.stream import DemonstrationStream, PreferenceStream, PromptSt
 from hybridrl.files import cache_folder
 from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
+from hybridrl.models.spec import ModelSpec
 from hybridrl.rollout.causal_model import eos_token_ids
 
 READ_ERRORS = (ValueError, OSError)
@@ -159,3 +160,23 @@ def _noted(problems: list[str], start: str = "") -> Iterator[None]:
 def _raise(problems: list[str]) -> None:
     if problems:
         raise ConfigError(problems)
+
+
+def other_model(key: str, path: str | None, policy_folder: Path, policy: ModelSpec) -> tuple[Path, ModelSpec]:
+    """Folder and sizes of a further model that reads the policy's tokens; `path` of None is the policy's own.
+
+    Raises ConfigError for a folder that cannot be read, or a model with another vocabulary.
+    """
+    problems: list[str] = []
+    folder, spec = policy_folder, policy
+    if path is not None:
+        with _noted(problems, f"{key}={path}: "):
+            folder = builtin.resolve(path, cache_folder())
+            spec = load_spec(folder)
+    if spec.vocab_size != policy.vocab_size:
+        problems.append(
+            f"{key}={path}: a vocabulary of {spec.vocab_size} tokens, the policy has {policy.vocab_size}: the two must "
+            "read the same token ids"
+        )
+    _raise(problems)
+    return folder, spec

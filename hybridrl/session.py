@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +15,9 @@ from hybridrl.algorithms.kl_control import KlController
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.load import ConfigError, save_config
-from hybridrl.config.schema import Config
+from hybridrl.config.schema import Config, JudgeConfig
 from hybridrl.config.validate.algorithm import updates_a_step
-from hybridrl.inputs import Inputs, read_inputs
+from hybridrl.inputs import Inputs, other_model, read_inputs
 from hybridrl.memory.region import Region
 from hybridrl.memory.single import SingleWeights
 from hybridrl.memory.timeshare import TimeShare
@@ -26,6 +27,7 @@ from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
+from hybridrl.rewards.reward_model import RewardModels, split_judges
 from hybridrl.rewards.score import Judges
 from hybridrl.rollout.collect import share
 from hybridrl.rollout.engine import SharingEngine
@@ -37,10 +39,13 @@ from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
 from hybridrl.training.actor import Actor, Reference
-from hybridrl.training.critic import RewardModel
+from hybridrl.training.critic import Critic, RewardModel, make_critic
+from hybridrl.training.frozen import FrozenPolicy
+from hybridrl.training.losses import Loss
 from hybridrl.training.mismatch import MismatchError, beyond, mismatch
 from hybridrl.training.model import TrainedModel
-from hybridrl.training.rows import Row
+from hybridrl.training.rows import Floats, Row
+from hybridrl.training.value import Value
 from hybridrl.training.visiting import VisitingReference
 
 
@@ -50,6 +55,19 @@ def _leave_world(
     """After an error the connections stay open until the process ends: closing them makes the other ranks fail too, and
     their errors would be told as the first (see `hybridrl.parallel.failure`)."""
     groups.shutdown(world=own and error is None)
+
+
+def _with_field(rows: Sequence[Row], name: str, values: Sequence[Floats]) -> list[Row]:
+    return [row.with_fields(**{name: found}) for row, found in zip(rows, values, strict=True)]
+
+
+def _reward_folder(judge: JudgeConfig, policy_folder: Path, policy: ModelSpec) -> tuple[Path, ModelSpec]:
+    """Folder and sizes of a reward model that judges. Raises ConfigError for one that cannot."""
+    key, path = "rewards.judges.args.path", judge.args["path"]
+    folder, spec = other_model(key, path, policy_folder, policy)
+    if not spec.scalar_head:
+        raise ConfigError([f"{key}={path}: a language model; expected a reward model (ForSequenceClassification)"])
+    return folder, spec
 
 
 class Session:
@@ -116,12 +134,28 @@ class Session:
 
     def _make_models(self, spec: ModelSpec, sizes: ParallelSizes) -> None:
         """The models that are trained."""
-        options: Any = {"folder": self.model_folder, "total_updates": self._updates}
+        config, kind = self.config, self.config.algorithm.name
         self.reward_model: RewardModel | None = None
-        if self.config.algorithm.name == "reward_model":
-            self.reward_model = RewardModel(self.config, with_scalar_head(spec), sizes, **options)
-        else:
-            self.actor = Actor(self.config, spec, sizes, **options)
+        self.critic: Critic | None = None
+        self.teacher: FrozenPolicy | None = None
+        self.reward_models: RewardModels | None = None
+        options: Any = {"folder": self.model_folder, "total_updates": self._updates}
+        if kind == "reward_model":
+            self.reward_model = RewardModel(config, with_scalar_head(spec), sizes, **options)
+            return
+        self.actor = Actor(config, spec, sizes, **options)
+        if kind == "ppo":
+            folder, found = other_model("critic.path", config.critic.path, self.model_folder, spec)
+            updates = config.trainer.steps * updates_a_step(config)
+            self.critic = make_critic(config, with_scalar_head(found), sizes, folder=folder, total_updates=updates)
+            self._value_loss = Value(clip=config.critic.clip)
+        rules, models = split_judges(config.rewards.judges)
+        if models:
+            folders = [_reward_folder(judge, self.model_folder, spec) for judge in models]
+            self.reward_models = RewardModels(models, folders, config, sizes, rules)
+        if kind == "distill":
+            folder, found = other_model("teacher.path", config.teacher.path, self.model_folder, spec)
+            self.teacher = FrozenPolicy(config, found, sizes, folder=folder)
 
     @property
     def trained(self) -> TrainedModel:
@@ -154,7 +188,8 @@ class Session:
     @property
     def _updates(self) -> int:
         """Optimizer updates of the whole run, the warm start's apart."""
-        return self.config.trainer.steps * updates_a_step(self.config)
+        steps = self.config.trainer.steps - self.config.critic.warmup_steps
+        return steps * updates_a_step(self.config)
 
     def _read_data(self) -> Inputs:
         return read_inputs(self.config)
@@ -162,7 +197,8 @@ class Session:
     def _start_judges(self) -> Judges:
         """The judges, in their worker processes. Raises ConfigError for one that cannot be imported or called."""
         try:
-            return self._stack.enter_context(Judges(self.config.rewards))
+            rules, _ = split_judges(self.config.rewards.judges)
+            return self._stack.enter_context(Judges(replace(self.config.rewards, judges=rules)))
         except ValueError as error:
             raise ConfigError([f"rewards.judges: {error}"]) from error
 
@@ -263,21 +299,39 @@ class Session:
         """Rewards this replica's samples; returns those of all replicas, on every rank, and counts of failures."""
         counts = self.judges.score(local if self._leads else (), self.tokenizer)
         samples = share(local, requests, replica=self.engine.replica, num_replicas=self.engine.num_replicas)
+        if self.reward_models is not None:
+            self.reward_models.score(samples)
         return samples, self._totals(counts)
 
     def score(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
-        """The rows with `old_log_probs`, those of the reference where a KL asks, and metrics of the engine's mismatch.
+        """The rows with `old_log_probs`, what the reference, the teacher and the critic say where there are such, and
+        metrics of the engine's mismatch.
 
         Where the engine's own log-probs are the old ones (`algorithm.old_log_probs=engine`), nothing is computed and no
         mismatch known. Raises MismatchError, on all ranks, where one exceeds a limit of `mismatch.stop`.
         """
         own = self.config.algorithm.old_log_probs == "trainer"
         old = self.actor.log_probs(rows) if own else [row.fields["rollout_log_probs"] for row in rows]
-        rows = [row.with_fields(old_log_probs=values) for row, values in zip(rows, old, strict=True)]
+        rows = _with_field(rows, "old_log_probs", old)
         if self.reference is not None:
             found = self.reference.log_probs(rows)
-            rows = [row.with_fields(ref_log_probs=values) for row, values in zip(rows, found, strict=True)]
+            rows = _with_field(rows, "ref_log_probs", found)
+        if self.teacher is not None:
+            rows = _with_field(rows, "teacher_log_probs", self.teacher.log_probs(rows))
+        if self.critic is not None:
+            rows = _with_field(rows, "values", self.critic.values(rows))
         return rows, self._mismatch(rows) if own else {}
+
+    def update(self, rows: Sequence[Row], loss: Loss, *, step: int) -> dict[str, float]:
+        """One update on these rows: of the critic, where there is one, and of the policy, once the critic is warm."""
+        found: dict[str, float] = {}
+        if self.critic is not None:
+            learnt = self.critic.update(rows, self._value_loss)
+            named = {key: value for key, value in learnt.items() if key in self._value_loss.metrics}
+            found = named | {f"critic/{key}": learnt[key] for key in ("grad_norm", "lr", "update/skipped")}
+        if step > self.config.critic.warmup_steps:
+            found |= self.actor.update(rows, loss)
+        return found
 
     def _mismatch(self, rows: Sequence[Row]) -> dict[str, float]:
         gap, limits = mismatch(rows), self.config.mismatch

@@ -15,9 +15,9 @@ from hybridrl.session import Session
 from hybridrl.supervised import learn_from_data, warm_start
 from hybridrl.training.batch import combine, mini_batches, with_selection
 from hybridrl.training.correction import correct
-from hybridrl.training.estimate import with_advantages
 from hybridrl.training.losses import make_loss
 from hybridrl.training.rows import rows_from_samples
+from hybridrl.training.token_estimate import credit
 
 
 def run(config: Config, inputs: Inputs | None = None) -> None:
@@ -34,7 +34,7 @@ def run(config: Config, inputs: Inputs | None = None) -> None:
 
 def reinforce(session: Session) -> None:
     """Reinforcement: the engine gets the weights, generates, is judged, and the policy learns from the judgement."""
-    config, algorithm, actor = session.config, session.config.algorithm, session.actor
+    config, algorithm = session.config, session.config.algorithm
     for step in range(1, config.trainer.steps + 1):
         with session.timer("step"):
             with session.rollout_phase(version=step - 1) as moved:
@@ -44,11 +44,13 @@ def reinforce(session: Session) -> None:
                     samples = (sample for group in groups for sample in group.samples)
                     rows, gap = session.score(rows_from_samples(samples, filter_truncated=algorithm.overlong.filter))
                 rows, corrected = correct(rows, algorithm.correction)
-                rows, estimated = with_advantages(rows, groups, algorithm, kl_coef=session.kl.coef)
+                rows, estimated = credit(rows, groups, config, kl_coef=session.kl.coef)
                 with session.timer("update"):
                     loss = make_loss(algorithm, config.rollout.max_response_length, kl_coef=session.kl.coef)
                     parts = enumerate(mini_batches(rows, config.trainer, step))
-                    updates = [actor.update(with_selection(part, config, step, i), loss) for i, part in parts]
+                    updates = [
+                        session.update(with_selection(part, config, step, i), loss, step=step) for i, part in parts
+                    ]
             session.kl.update(estimated.get("kl/response", 0.0))
         metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
         session.record(step, *metrics, {"data/epoch": session.prompts.epoch})

@@ -5,8 +5,13 @@ hands them out by the field's names.
 """
 
 import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,6 +82,12 @@ def initialize(sizes: ParallelSizes, *, vpp: int = 1, seed: int = 0) -> Groups:
     if parallel_state.model_parallel_is_initialized():
         raise RuntimeError("Megatron's groups exist already: call shutdown() before initialize()")
     compat.install()
+    _make(sizes, vpp)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return current()
+
+
+def _make(sizes: ParallelSizes, vpp: int) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -85,8 +96,6 @@ def initialize(sizes: ParallelSizes, *, vpp: int = 1, seed: int = 0) -> Groups:
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.etp,
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
-    return current()
 
 
 def current() -> Groups:
@@ -123,3 +132,43 @@ def shutdown(*, world: bool = False) -> None:
         parallel_state.destroy_model_parallel()
     if world and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _state() -> dict[str, Any]:
+    """Megatron's globals: all that says which groups are in force."""
+    return {name: value for name, value in vars(parallel_state).items() if re.fullmatch("_[A-Z_]+", name)}
+
+
+def _put(state: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(parallel_state, name, value)
+
+
+_UNMADE = {name: copy(value) for name, value in _state().items()}
+
+
+class OtherGroups:
+    """Megatron's groups of a further model on the same world, which is cut otherwise. Made by all ranks together.
+
+    Everything that Megatron does with that model must happen inside `in_force`.
+    """
+
+    def __init__(self, sizes: ParallelSizes, *, vpp: int = 1) -> None:
+        own = _state()
+        _put({name: copy(value) for name, value in _UNMADE.items()})
+        try:
+            _make(sizes, vpp)
+            self._others = _state()
+        finally:
+            _put(own)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """These groups in the place of those that are in force outside."""
+        own = _state()
+        _put(self._others)
+        try:
+            yield
+        finally:
+            self._others = _state()
+            _put(own)

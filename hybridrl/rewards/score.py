@@ -27,24 +27,26 @@ class Decoder(Protocol):
 
 
 class Judges:
-    """The judges of a run, in a pool of worker processes while it is entered.
+    """The judges of a run, in a pool of worker processes while it is entered. Without any, every reward is 0.
 
     Raises ValueError when entered, if a judge cannot be imported or called.
     """
 
     def __init__(self, config: RewardsConfig) -> None:
         self._config = config
-        self._names = _names(config.judges)
-        self._pool = make_pool(config)
+        self._names = judge_names(config.judges)
+        self._pool = make_pool(config) if config.judges else None
 
     def __enter__(self) -> Self:
-        self._pool.start()
+        if self._pool is not None:
+            self._pool.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def score(self, samples: Sequence[Sample], tokenizer: Decoder) -> dict[str, float]:
         """Sets `reward`, `rewards` and `failed` of each sample; returns counts of failures, which add over ranks.
@@ -61,7 +63,7 @@ class Judges:
             for sample, text in zip(samples, texts, strict=True)
             for judge in range(len(self._names))
         ]
-        verdicts = self._pool.run(jobs)
+        verdicts = self._pool.run(jobs) if self._pool is not None else []
         width = len(self._names)
         for index, sample in enumerate(samples):
             self._settle(sample, verdicts[index * width : (index + 1) * width])
@@ -130,7 +132,7 @@ def reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
-def _names(judges: Sequence[JudgeConfig]) -> list[str]:
+def judge_names(judges: Sequence[JudgeConfig]) -> list[str]:
     """Names of the judges, those that occur again numbered: math, math_2."""
     seen: Counter[str] = Counter()
     names = []
@@ -144,7 +146,7 @@ def _failure_counts(verdicts: Sequence[Verdict], width: int) -> dict[str, float]
     kinds = Counter(verdict.kind for verdict in verdicts if verdict.scores is None)
     by_sample = [
         {verdict.kind for verdict in verdicts[start : start + width] if verdict.scores is None}
-        for start in range(0, len(verdicts), width)
+        for start in range(0, len(verdicts), max(1, width))
     ]
     return {
         "reward/errors": float(sum(bool(found) for found in by_sample)),

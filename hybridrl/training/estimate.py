@@ -1,6 +1,7 @@
 """From judged groups of samples to the advantage of every trained token."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +30,30 @@ def with_advantages(
     response from the reference in nats, and `kl/coef`, where there is one; `reward/overlong`, the mean punishment of
     length, where there is one. Raises ValueError if a sample that did not fail has no reward.
     """
+    shaped = shape(rows, groups, algorithm, kl_coef)
+    trained, rewards, kl = shaped.trained, shaped.rewards, shaped.kl
+    if kl is not None and algorithm.kl.where == "reward":
+        rewards = rewards - kl_coef * trained.segments.total(kl)
+    advantages = trained.segments.spread(estimate(groups, rewards, trained.lengths, algorithm).double())
+    if kl is not None and algorithm.kl.where == "return":
+        advantages = advantages - kl_coef * _to_go(kl, trained)
+    return finish(shaped, advantages, algorithm)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """What every estimator of advantages starts from."""
+
+    trained: Trained
+    rewards: Tensor
+    """[n] float64: of the judges, with the punishment of length."""
+    kl: Tensor | None
+    """[t] float64: divergence from the reference by trained token, where there is one."""
+    metrics: dict[str, float]
+
+
+def shape(rows: Sequence[Row], groups: Sequence[Group], algorithm: AlgorithmConfig, kl_coef: float) -> Shaped:
+    """See `with_advantages`."""
     samples = [sample for group in groups for sample in group.samples]
     trained, kl, metrics = Trained(rows), None, {}
     if algorithm.kl.where != "none":
@@ -40,17 +65,21 @@ def with_advantages(
         punishment = _overlong(samples, algorithm)
         rewards = rewards + punishment
         metrics["reward/overlong"] = float(punishment.mean())
-    if kl is not None and algorithm.kl.where == "reward":
-        rewards = rewards - kl_coef * trained.segments.total(kl)
-    advantages = trained.segments.spread(estimate(groups, rewards, trained.lengths, algorithm).double())
-    if kl is not None and algorithm.kl.where == "return":
-        advantages = advantages - kl_coef * _to_go(kl, trained)
+    return Shaped(trained, rewards, kl, metrics)
+
+
+def finish(
+    shaped: Shaped, advantages: Tensor, algorithm: AlgorithmConfig, **fields: Tensor
+) -> tuple[list[Row], dict[str, float]]:
+    """The rows with `advantages` [t], whitened where asked for, and further fields [t]; and all metrics."""
     some = len(advantages) > 0
-    metrics["advantage/mean"] = float(advantages.mean()) if some else 0.0
-    metrics["advantage/std"] = float(advantages.std(unbiased=False)) if some else 0.0
+    metrics = {
+        "advantage/mean": float(advantages.mean()) if some else 0.0,
+        "advantage/std": float(advantages.std(unbiased=False)) if some else 0.0,
+    }
     if algorithm.whiten:
         advantages = whiten(advantages, torch.ones_like(advantages, dtype=torch.bool))
-    return trained.write(advantages=advantages), metrics
+    return shaped.trained.write(advantages=advantages, **fields), shaped.metrics | metrics
 
 
 def estimate(groups: Sequence[Group], rewards: Tensor, lengths: Tensor, algorithm: AlgorithmConfig) -> Tensor:

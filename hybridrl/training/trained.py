@@ -26,6 +26,19 @@ class Trained:
         parts = [row.fields[field][row.mask] for row in self._rows]
         return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *parts])).double()
 
+    @property
+    def padded_mask(self) -> Tensor:
+        """[n, longest] bool: where `pad` puts tokens. Indexing by it is the way back to [t]."""
+        width = max([1, *self.lengths.tolist()])
+        return torch.arange(width) < self.lengths[:, None]
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[t] → [n, longest]: each row's trained tokens side by side, 0 behind them."""
+        mask = self.padded_mask
+        padded = values.new_zeros(mask.shape)
+        padded[mask] = values
+        return padded
+
     def write(self, **fields: Tensor) -> list[Row]:
         """The rows with further fields, given as [t]; 0 on tokens that are not trained."""
         starts = [0, *self.lengths.cumsum(0).tolist()]

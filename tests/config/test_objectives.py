@@ -1,5 +1,7 @@
 """Each kind of run is told what it lacks and what has no effect on it."""
 
+import re
+
 import pytest
 
 from hybridrl.config.batch import batch_arithmetic
@@ -21,7 +23,7 @@ WRONG = [
     (1, f"{PPO} critic.warmup_steps=60", ["critic.warmup_steps=60", "trainer.steps=60", "never be updated"]),
     (1, f"{PPO} critic.min_lr=1 optimizer.schedule=linear", ["critic.min_lr=1.0 is more than critic.lr=1e-05"]),
     (1, f"{PPO} critic.min_lr=1e-6", ["critic.min_lr=1e-06 has no effect", "optimizer.schedule=constant"]),
-    (2, f"{PPO} critic.parallel.tp=3", ["the critic's layout", "critic.parallel.tp=3"]),
+    (2, f"{PPO} critic.parallel.tp=3", ["the critic's layout", "parallel.tp=3", "world=2"]),
     (1, f"{PPO} critic.gamma=1.5", ["critic.gamma=1.5: must be in [0, 1]"]),
     (1, f"{PPO} critic.clip=0", ["critic.clip=0.0: must be more than 0"]),
     (1, f"{PPO} algorithm.normalize=none", ["algorithm.normalize=none has no effect with algorithm.name=ppo"]),
@@ -29,6 +31,13 @@ WRONG = [
     (1, f"{DISTILL} algorithm.kl.where=reward", ["algorithm.kl.where=reward with algorithm.name=distill"]),
     (1, "algorithm=distill", ["algorithm.name=distill needs teacher.path"]),
     (1, "teacher.path=builtin:tiny_moe", ["teacher.path=builtin:tiny_moe has no effect with algorithm.name=grpo"]),
+    (1, f"{PPO} critic.path=nowhere", ["critic.path=nowhere: is no folder"]),
+    (1, "rewards.judges=[{name: reward_model}]", ["rewards.judges[0].args={}: a reward_model takes one argument"]),
+    (
+        1,
+        "rewards.judges=[{name: reward_model, args: {path: nowhere}}]",
+        ["rewards.judges[0].args.path=nowhere: is no folder"],
+    ),
     (1, "preference.beta=0.2", ["preference.beta=0.2 has no effect with algorithm.name=grpo"]),
     (1, "algorithm=preference", ["warm_start.steps=60 with algorithm.name=preference"]),
     (1, f"{PREFERENCE} algorithm.kl.where=loss", ["algorithm.kl.where=loss with algorithm.name=preference"]),
@@ -47,9 +56,14 @@ WRONG = [
 ]
 
 
+def split(overrides: str) -> list[str]:
+    """Words, of which those in brackets hold spaces."""
+    return re.findall(r"[^\s\[]+(?:\[[^\]]*\])?", overrides)
+
+
 @pytest.mark.parametrize(("ranks", "overrides", "words"), WRONG, ids=[f"{c[0]}:{c[1]}" for c in WRONG])
 def test_a_mistake_in_a_kind_of_run_is_named(ranks: int, overrides: str, words: list[str]) -> None:
-    texts = found(*overrides.split(), ranks=ranks)
+    texts = found(*split(overrides), ranks=ranks)
     for word in words:
         assert word in texts
 

@@ -11,8 +11,9 @@ from hybridrl.models.families import load_spec
 from hybridrl.parallel import groups
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.golden import gather
-from hybridrl.training.actor import Actor, Reference, training_layout
+from hybridrl.training.actor import Actor, Reference
 from hybridrl.training.losses import make_loss
+from hybridrl.training.model import training_layout
 from hybridrl.training.optimizer import NonFiniteGradientError
 from hybridrl.training.rows import Row
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.checkpoint.huggingface_import import import_weights
-from hybridrl.training.actor import training_layout
 from hybridrl.training.losses import make_loss
+from hybridrl.training.model import training_layout
 from tests.distributed import actor_runs
 from tests.models.tiny import tiny_folder
 

@@ -9,7 +9,8 @@ class JudgeConfig:
     """One judge and its weight in the sum of rewards."""
 
     name: str = "???"
-    """`exact`, `numeric`, `math`, `reasoning_gym`, or `module:function` of your own."""
+    """`exact`, `numeric`, `math`, `reasoning_gym`, `reward_model` (args: `path`, its Hugging Face
+    folder), or `module:function` of your own."""
     weight: float = 1.0
     args: dict[str, Any] = field(default_factory=dict)
 

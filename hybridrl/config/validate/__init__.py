@@ -44,7 +44,7 @@ def validate(
         rank_problems(sane, world, local_world, spec),
         batch_problems(sane, stated),
         rollout_problems(sane, stated, spec),
-        objective_problems(sane, stated),
+        objective_problems(sane, spec),
         learning_problems(sane),
         memory_problems(sane, device),
         model_problems(sane, spec) if spec is not None else (),

@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
@@ -22,11 +23,16 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
     """Mistakes in what is read; `files` looks at this machine's files and packages too."""
     yield from _data_keys(config)
     for i, judge in enumerate(config.rewards.judges):
-        if judge.name not in (*JUDGES, MANDATORY):
+        if judge.name == "reward_model":
+            yield from _reward_model(f"rewards.judges[{i}].args", judge.args, files)
+        elif judge.name not in (*JUDGES, MANDATORY):
             yield from _judge(f"rewards.judges[{i}].name={judge.name}", judge.name, files)
     if files:
         yield from _output_folder(config.trainer.output_dir)
         yield from _model_folder("model.path", config.model.path)
+        for key in ("critic", "teacher"):
+            if (path := getattr(config, key).path) is not None:
+                yield from _model_folder(f"{key}.path", path)
         if config.model.tokenizer not in (None, config.model.path):
             yield from _tokenizer(str(config.model.tokenizer))
         yield from _data_files(config)
@@ -34,6 +40,14 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
             yield "rewards.pool=ray: Ray is not installed here; pip install 'hybridrl[ray]'"
         if config.rollout.engine == "sglang" and not is_supervised(config) and find_spec("sglang") is None:
             yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
+
+
+def _reward_model(setting: str, args: Mapping[str, Any], files: bool) -> Iterator[str]:
+    path = args.get("path")
+    if set(args) != {"path"} or not isinstance(path, str):
+        yield f"{setting}={dict(args)}: a reward_model takes one argument, path, the Hugging Face folder of the model"
+    elif files:
+        yield from _model_folder(f"{setting}.path", path)
 
 
 def _judge(setting: str, name: str, files: bool) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
+from hybridrl.config.critic import critic_config
 from hybridrl.config.kinds import OWN_ADVANTAGES, PAIRED, is_supervised
 from hybridrl.config.schema import AlgorithmConfig, Config, CriticConfig, PreferenceConfig, TeacherConfig
-from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.config.validate.model import Model, model_problems
+from hybridrl.config.validate.ranks import rank_problems
 
 _MEASURES = ("holdout", "holdout_every")
 _OWN = {
@@ -17,12 +20,12 @@ _OWN = {
 """Settings of one preference loss alone."""
 
 
-def objective_problems(config: Config, world: int) -> Iterator[str]:
+def objective_problems(config: Config, spec: Model | None) -> Iterator[str]:
     """Mistakes in what `algorithm.name` asks for."""
     name = config.algorithm.name
     yield from _advantage(config)
     if name == "ppo":
-        yield from _critic(config, world)
+        yield from _critic(config, spec)
     else:
         yield from _idle("critic", config.critic, CriticConfig(), name)
     if name == "distill" and config.teacher.path is None:
@@ -72,7 +75,7 @@ def _advantage(config: Config) -> Iterator[str]:
             yield f"algorithm.advantage={own} needs algorithm.name={kind} (algorithm={kind} sets both), not {name}"
 
 
-def _critic(config: Config, world: int) -> Iterator[str]:
+def _critic(config: Config, spec: Model | None) -> Iterator[str]:
     critic, trainer = config.critic, config.trainer
     if critic.warmup_steps >= trainer.steps:
         yield (
@@ -83,13 +86,10 @@ def _critic(config: Config, world: int) -> Iterator[str]:
         yield f"critic.min_lr={critic.min_lr} is more than critic.lr={critic.lr}"
     elif critic.min_lr and config.optimizer.schedule == "constant":
         yield f"critic.min_lr={critic.min_lr} has no effect with optimizer.schedule=constant"
-    sizes = {k: getattr(critic.parallel, k) or getattr(config.parallel, k) for k in ("tp", "pp", "ep", "etp")}
-    try:
-        ParallelSizes(world=world, cp=config.parallel.cp, **sizes)
-    except ValueError as error:
-        keys = ", ".join(f"critic.parallel.{k}={v}" for k, v in sizes.items())
-        if any(v is not None for v in vars(critic.parallel).values()):
-            yield f"{error} (the critic's layout: {keys}; null takes the policy's)"
+    own = critic_config(config)
+    if own.parallel != config.parallel:
+        found = chain(rank_problems(own, None, None, spec), model_problems(own, spec) if spec is not None else ())
+        yield from (f"the critic's layout (critic.parallel, where null parallel): {text}" for text in found)
 
 
 def _preference(config: Config) -> Iterator[str]:
