@@ -20,7 +20,7 @@ from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, other_model, read_inputs
 from hybridrl.memory.region import Region
 from hybridrl.memory.single import SingleWeights
-from hybridrl.memory.timeshare import TimeShare
+from hybridrl.memory.timeshare import TimeShare, held_in_rollout
 from hybridrl.models.families import load_spec, with_scalar_head
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
@@ -120,7 +120,15 @@ class Session:
         self.reference: Reference | VisitingReference | None = None
         if not self.supervised:
             self.engine = make_engine(
-                config, self.model_folder, spec, self.device, self._stack, self.actor.layout, self.tokenizer_folder
+                config,
+                self.model_folder,
+                spec,
+                self.device,
+                self._stack,
+                self.actor.layout,
+                self.tokenizer_folder,
+                held_bytes=held_in_rollout(config.memory, self.actor),
+                device_bytes=self._device_bytes,
             )
             self.share = self._stack.enter_context(self._share_device())
             self.hybrid = self.share.hybrid
@@ -232,6 +240,12 @@ class Session:
             ranks_per_node=config.trainer.ranks_per_node,
         )
 
+    @property
+    def _device_bytes(self) -> int | None:
+        """A GPU's memory."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_properties(self.device).total_memory if cuda else None
+
     def _share_device(self) -> TimeShare:
         region = self.actor.region
         way = self._make_sync() if region is None else self._make_single(region)
@@ -246,7 +260,7 @@ class Session:
             staging=way.staging if isinstance(way, SingleWeights) else way.executor.staging.tensors,
             regions=(region, way.engine_region if isinstance(way, SingleWeights) else None),
             device=self.device,
-            device_bytes=torch.cuda.get_device_properties(self.device).total_memory if cuda else None,
+            device_bytes=self._device_bytes,
             folder=Path(memory.arena_dir or self.folder / "arena"),
             reference=self._wants_reference(),
             give_back=torch.cuda.empty_cache if cuda and beside else None,

@@ -188,6 +188,7 @@ class HybridEngine:
         if sum(self._ledger.count().values()) + self._sleeping > held:
             self._released()  # there is no room yet for the engine's weights
         self._engine.wake_weights()
+        self._ledger.mark("woken")
         moved = self._weights.to_rollout(version)
         self._ledger.mark("synced")
         self._released()

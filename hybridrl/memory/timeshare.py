@@ -161,6 +161,15 @@ class TimeShare:
         return Parcel(owner, section, self._lane, join=join, verify=self._memory.verify)
 
 
+def held_in_rollout(memory: MemoryConfig, policy: Trained) -> int:
+    """Bytes of the policy that certainly stay on the device in a rollout, beside the engine's own weights."""
+    kept = sum(tensor.nbytes for tensor in policy.tensors().values()) if memory.parameters == "keep" else 0
+    if memory.optimizer != "none":
+        return kept
+    state = OptimizerState(policy.megatron_optimizer, lambda: policy.tensors().values())
+    return kept + state.planned_bytes(policy.moments)
+
+
 def _held(tensors: Iterable[Tensor], own: Region | None, other: Region | None) -> list[Tensor] | int:
     """What an owner holds: its tensors, or the pages of its region and what lies outside of both regions."""
     if own is None:

@@ -3,16 +3,21 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
+from hybridrl.memory.policies import cache_room
 from hybridrl.models.spec import ModelSpec
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.placement import place
 from hybridrl.rollout.engine import Engine
+
+if TYPE_CHECKING:
+    from hybridrl.rollout.sglang.options import EngineOptions
 
 
 def installed_problems(config: Config) -> list[str]:
@@ -32,11 +37,17 @@ def make_engine(
     stack: ExitStack,
     training: Layout,
     tokenizer: Path,
+    *,
+    held_bytes: int = 0,
+    device_bytes: int | None = None,
 ) -> Engine:
     """This rank's engine over the model in `folder`, with the tokenizer of its folder, on the existing world.
 
     `stack` closes it. `training` is where the trainer keeps the weights: `reshard.placement=auto` puts ranks where most
-    bytes stay. Collective. Raises ValueError for an engine that is none, and what the engine's constructor raises.
+    bytes stay. Of `device_bytes` in all, `held_bytes` are the trainer's in a rollout: a KV cache whose size is not
+    configured is no larger than what is then free (None: as large as it may need to be). Collective.
+
+    Raises ValueError for an engine that is none, and what the engine's constructor raises.
     """
     if config.rollout.engine == "transformers":
         from hybridrl.rollout.transformers_engine import TransformersEngine
@@ -56,6 +67,8 @@ def make_engine(
         from hybridrl.rollout.sglang.options import from_config
 
         options = from_config(config, folder, spec, device.type, tokenizer)
+        if config.rollout.sglang.kv_tokens is None:
+            options = _within(options, config, spec, held_bytes, device_bytes)
         if config.rollout.sglang.hosting == "subprocess":
             from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
 
@@ -72,3 +85,18 @@ def make_engine(
         stack.callback(engine.close)
         return engine
     raise ValueError(f"rollout.engine={config.rollout.engine!r} is none of transformers, sglang")
+
+
+def _within(
+    options: "EngineOptions", config: Config, spec: ModelSpec, held_bytes: int, device_bytes: int | None
+) -> "EngineOptions":
+    """The options with a KV cache that has room on every rank."""
+    from hybridrl.rollout.sglang.options import with_room
+    from hybridrl.rollout.sglang.placing import layout_of
+
+    weights = sum(param.nbytes for param in layout_of(options).params(dist.get_rank()).values())
+    rooms: list[int | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(rooms, cache_room(config.memory, held_bytes + weights, device_bytes))
+    known = [room for room in rooms if room is not None]
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    return with_room(options, spec, min(known), longest) if known else options

@@ -155,9 +155,9 @@ def test_at_most_what_training_or_the_rollout_holds_is_there(engine: int, offloa
             pass
         with world.hybrid.training_phase():
             world.update()
-        trained, synced, rollout, generated, asleep = world.ledger.take()
+        trained, woken, synced, rollout, generated, asleep = world.ledger.take()
         both = max(trained.total, rollout.total) + world.parameter.nbytes * offload  # the copy that the sync reads
-        assert max(e.total for e in (trained, synced, rollout, generated, asleep)) <= both
+        assert max(e.total for e in (trained, woken, synced, rollout, generated, asleep)) <= both
         assert rollout.owners["KV cache"] == 3000
         assert (rollout.owners["parameters"] == 0) is offload
 

@@ -1,7 +1,7 @@
 """From hybridrl's options to SGLang's own arguments. Pure: it imports neither torch nor SGLang."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from hybridrl.config.schema import Config
 from hybridrl.config.suggest import hint
 from hybridrl.config.validate.sglang import own_args_problems
 from hybridrl.models.spec import ModelSpec
+from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.rollout.sglang.versions import UnsupportedSGLangError, require_supported, server_arg_names
 
 UNPUBLISHED = "unpublished"
@@ -158,3 +159,19 @@ def kv_token_bytes(spec: ModelSpec, tp: int, item: int) -> int:
     if spec.mla is not None:
         return spec.num_layers * (spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim) * item
     return 2 * spec.num_layers * max(1, spec.num_kv_heads // tp) * spec.head_dim * item
+
+
+def with_room(options: EngineOptions, spec: ModelSpec, room: int, longest: int) -> EngineOptions:
+    """The options with no more KV tokens than fit into `room` bytes of a rank.
+
+    Raises ValueError where not even one request of `longest` tokens fits.
+    """
+    each = kv_token_bytes(spec, options.tp, ITEM_BYTES[options.dtype])
+    tokens = min(options.kv_tokens, room // each - KV_SLACK)
+    if tokens < longest:
+        raise ValueError(
+            f"a rollout leaves {room} bytes of the device for the KV cache, a request of {longest} tokens needs "
+            f"{(longest + KV_SLACK) * each} ({each} a token): offload more (memory.optimizer, memory.parameters), "
+            "lower memory.margin_bytes, or cut the model over more ranks (rollout.tp)"
+        )
+    return replace(options, kv_tokens=tokens)

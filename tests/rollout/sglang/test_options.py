@@ -1,14 +1,17 @@
 """From the configuration to SGLang's arguments, and every mistake in it. No SGLang is needed."""
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from hybridrl.config.schema import Config
+from hybridrl.models.families import load_spec
 from hybridrl.rollout.engines import installed_problems
 from hybridrl.rollout.sglang import options
 from hybridrl.rollout.sglang.options import EngineOptions
+from tests.models.tiny import tiny_folder
 
 
 def _config(**sglang: object) -> Config:
@@ -35,6 +38,16 @@ def test_another_release_is_told_before_anything_starts(monkeypatch: pytest.Monk
     monkeypatch.setattr(metadata, "version", lambda _: "0.6.0")
     (problem,) = installed_problems(_config())
     assert problem.startswith("rollout.engine=sglang: SGLang 0.6.0 is installed")
+
+
+def test_the_kv_cache_takes_no_more_than_there_is_room_for() -> None:
+    spec = load_spec(tiny_folder("qwen3_moe"))  # 4 layers, 2 key-value heads of 8: 512 bytes a token in float32
+    whole = EngineOptions(folder=Path(), dtype="float32", device="cpu", max_positions=128, kv_tokens=1000)
+    assert options.with_room(whole, spec, 10**9, 100) == whole
+    assert options.with_room(whole, spec, 512 * (164 + 300), 100).kv_tokens == 400
+    assert options.with_room(replace(whole, tp=2), spec, 512 * (164 + 300), 100).kv_tokens == 864
+    with pytest.raises(ValueError, match=r"leaves 83967 bytes .* a request of 100 tokens needs 83968 \(512 a token\)"):
+        options.with_room(whole, spec, 512 * 164 - 1, 100)
 
 
 def test_the_kv_cache_holds_the_longest_of_all_running_requests() -> None:
