@@ -325,7 +325,12 @@ class Session:
         mismatch known. Raises MismatchError, on all ranks, where one exceeds a limit of `mismatch.stop`.
         """
         own = self.config.algorithm.old_log_probs == "trainer"
-        old = self.actor.log_probs(rows) if own else [row.fields["rollout_log_probs"] for row in rows]
+        old = [row.fields["rollout_log_probs"] for row in rows]
+        if own:
+            scores = self.actor.score(rows, keep_routes=self.config.algorithm.routing_replay == "r2")
+            old = scores.log_probs
+            if scores.routes is not None:
+                rows = [replace(row, routes=routes) for row, routes in zip(rows, scores.routes, strict=True)]
         rows = _with_field(rows, "old_log_probs", old)
         if self.reference is not None:
             found = self.reference.log_probs(rows)

@@ -42,7 +42,9 @@ def reinforce(session: Session) -> None:
             with session.hybrid.training_phase():
                 with session.timer("logprob"):
                     samples = (sample for group in groups for sample in group.samples)
-                    rows, gap = session.score(rows_from_samples(samples, filter_truncated=algorithm.overlong.filter))
+                    replay = algorithm.routing_replay == "r3"
+                    rows = rows_from_samples(samples, filter_truncated=algorithm.overlong.filter, replay=replay)
+                    rows, gap = session.score(rows)
                 rows, corrected = correct(rows, algorithm.correction)
                 rows, estimated = credit(rows, groups, config, kl_coef=session.kl.coef)
                 with session.timer("update"):

@@ -26,6 +26,8 @@ class Reference(FrozenPolicy):
 class Actor(TrainedModel):
     """The policy that is trained."""
 
+    replays = True
+
     @property
     def _in_region(self) -> bool:
         return self.config.memory.parameters == "single"
@@ -34,6 +36,11 @@ class Actor(TrainedModel):
         """Log-prob of each token, by row, at the rollout's temperature; entry 0 of a row is 0."""
         return self.score(rows).log_probs
 
-    def score(self, rows: Sequence[Row]) -> Scores:
-        """Log-probs and entropies under the current weights, in the order of the rows."""
-        return Scores(*score_rows(self._passes, self._groups, rows))
+    def score(self, rows: Sequence[Row], *, keep_routes: bool = False) -> Scores:
+        """Log-probs and entropies under the current weights, in the order of the rows.
+
+        Rows with routed experts are routed so. With `keep_routes` the scores have the experts that were chosen.
+        """
+        routed = self._passes.routed(rows, backward=False, keep=keep_routes)
+        log_probs, entropy = score_rows(self._passes, self._groups, rows, routed=routed)
+        return Scores(log_probs, entropy, routes=routed.collect() if routed is not None and keep_routes else None)

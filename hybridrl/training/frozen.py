@@ -14,6 +14,7 @@ from hybridrl.config.schema import Config
 from hybridrl.models.megatron.build import named_tensors
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.rollout.routes import Routes
 from hybridrl.training.model import groups_of, load, score_rows, training_layout
 from hybridrl.training.passes import Passes
 from hybridrl.training.rows import Floats, Row
@@ -25,6 +26,8 @@ class Scores:
 
     log_probs: list[Floats]
     entropy: list[Floats]
+    routes: list[Routes] | None = None
+    """[length, layers, k] a row: the experts of each token, where they were asked for."""
 
 
 class FrozenModel:
@@ -53,7 +56,8 @@ class FrozenPolicy(FrozenModel):
 
     def score(self, rows: Sequence[Row]) -> Scores:
         """Log-probs and entropies, in the order of the rows."""
-        return Scores(*score_rows(self._passes, self._groups, rows))
+        log_probs, entropy = score_rows(self._passes, self._groups, rows)
+        return Scores(log_probs, entropy)
 
 
 class FrozenRewardModel(FrozenModel):

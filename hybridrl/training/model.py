@@ -21,7 +21,7 @@ from hybridrl.models.families import weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
 from hybridrl.models.megatron.config import uses_transformer_engine
 from hybridrl.models.megatron.rebind import parameter_bytes, rebind
-from hybridrl.models.megatron.router import take_balance, update_biases
+from hybridrl.models.megatron.router import load_metrics, take_balance, update_biases
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
 from hybridrl.parallel.sizes import ParallelSizes
@@ -32,6 +32,7 @@ from hybridrl.training.masters import import_masters
 from hybridrl.training.microbatch import MicroBatch
 from hybridrl.training.optimizer import Optimizer, wrap
 from hybridrl.training.passes import Passes
+from hybridrl.training.replay import Routed
 from hybridrl.training.rows import Floats, Row
 from hybridrl.training.schedule import Schedule
 
@@ -66,6 +67,9 @@ class TrainedModel:
         pieces = self.layout.pieces(self._groups.rank)
         import_masters(folder, pieces, self.tensors(), self.optimizer.inner.chained_optimizers)
         self._passes = Passes(self._chunks, config, spec, self._groups)
+
+    replays = False
+    """Whether routers take the experts that rows name: they are the policy's."""
 
     @property
     def _in_region(self) -> bool:
@@ -131,12 +135,15 @@ class TrainedModel:
             return value
 
         balanced = self._scale_balance_loss(rows)
-        self._passes.run(weighted, plan, (*loss.fields, "weights"), consume, backward=True)
+        routed = self._passes.routed(rows, backward=True) if self.replays else None
+        self._passes.run(weighted, plan, (*loss.fields, "weights"), consume, backward=True, routed=routed)
         if not _speaks(self._groups):
             sums.zero_()
         dist.all_reduce(sums)
         metrics: dict[str, float] = dict(zip(loss.metrics, sums.tolist(), strict=True))
-        return metrics | (self._balance(rows) if balanced else {})
+        metrics |= self._balance(rows) if balanced else {}
+        metrics |= {} if self._passes.moe is None else load_metrics(self._chunks, self._passes.moe, self._passes.device)
+        return metrics | ({} if routed is None else routed.metrics())
 
     def _scale_balance_loss(self, rows: Sequence[Row]) -> bool:
         """Makes the router's load-balancing loss a mean over all tokens of the batch; whether there is such a loss."""
@@ -201,7 +208,9 @@ def _speaks(groups: Groups) -> bool:
     return groups.is_last_stage and groups.coordinates.tp == 0 and groups.coordinates.cp == 0
 
 
-def score_rows(passes: Passes, groups: Groups, rows: Sequence[Row]) -> list[list[Floats]]:
+def score_rows(
+    passes: Passes, groups: Groups, rows: Sequence[Row], *, routed: Routed | None = None
+) -> list[list[Floats]]:
     """What the model says of each token, output by output: [length] float32 a row, in the order of the rows."""
     starts = [0, *accumulate(len(row) for row in rows)]
     flat = np.zeros((passes.outputs, starts[-1]), np.float32)
@@ -212,7 +221,7 @@ def score_rows(passes: Passes, groups: Groups, rows: Sequence[Row]) -> list[list
                 out[starts[row] : starts[row + 1]] = found
         return outputs[0].new_zeros(())
 
-    passes.run(rows, passes.schedule(rows), (), consume, backward=False)
+    passes.run(rows, passes.schedule(rows), (), consume, backward=False, routed=routed)
     if not _speaks(groups):
         flat.fill(0)
     whole = torch.from_numpy(flat).to(passes.device)

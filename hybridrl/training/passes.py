@@ -1,6 +1,7 @@
 """Running a batch through a model that is spread over the world: forward, or forward and backward, by a schedule."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups
 from hybridrl.training.logprobs import Vocabulary, token_log_probs
 from hybridrl.training.microbatch import MicroBatch, make_micro_batch
+from hybridrl.training.replay import Routed
 from hybridrl.training.rows import Row, rows_together
 from hybridrl.training.schedule import Schedule, schedule
 
@@ -42,10 +44,9 @@ class Passes:
         self.device = next(self.chunks[0].parameters()).device
         self.outputs = 1 if spec.scalar_head else 2
         """Numbers that the model says of each token."""
+        self.moe = spec.moe
         self.residence: Residence = Always()
         """Is asked before parameters are used, which a rollout may have moved away."""
-        self._counted = spec.moe is not None and (config.model.aux_loss_coef > 0 or spec.moe.correction_bias)
-        """Whether routers must know which tokens are padding."""
 
     def schedule(self, rows: Sequence[Row]) -> Schedule:
         """The micro-batches of all data-parallel ranks. Raises ValueError for token ids outside the vocabulary."""
@@ -67,15 +68,49 @@ class Passes:
         )
 
     def run(
-        self, rows: Sequence[Row], plan: Schedule, fields: Sequence[str], consume: Consume, *, backward: bool
+        self,
+        rows: Sequence[Row],
+        plan: Schedule,
+        fields: Sequence[str],
+        consume: Consume,
+        *,
+        backward: bool,
+        routed: Routed | None = None,
     ) -> None:
-        """Runs this rank's micro-batches of the plan; with `backward`, leaves the summed gradients in the buffers."""
+        """Runs this rank's micro-batches of the plan; with `backward`, leaves the summed gradients in the buffers.
+
+        `routed` gives routers their choices, or keeps these (see `routed`).
+        """
+        with nullcontext() if routed is None else routed.running():
+            self._run(rows, plan, fields, consume, backward, routed)
+        drop_graphs(self.chunks)
+
+    def routed(self, rows: Sequence[Row], *, backward: bool, keep: bool = False) -> Routed | None:
+        """For a pass over rows whose routed experts are given, or with `keep` are wanted; None for any other pass.
+
+        Raises ValueError for rows with routed experts in a model without experts.
+        """
+        if not keep and all(row.routes is None for row in rows):
+            return None
+        if self.moe is None:
+            raise ValueError("rows have routed experts, but the model has no experts")
+        return Routed(self.chunks, rows, self.moe, self.groups, keep=keep, backward=backward)
+
+    def _run(
+        self,
+        rows: Sequence[Row],
+        plan: Schedule,
+        fields: Sequence[str],
+        consume: Consume,
+        backward: bool,
+        routed: Routed | None,
+    ) -> None:
         self.residence.before_forward()
         mine = plan.micro_batches[self.groups.coordinates.dp]
         iterators = [self._micro_batches(rows, mine, fields) for _ in self.chunks]
         with torch.set_grad_enabled(backward):
             get_forward_backward_func()(
-                forward_step_func=self._step(consume),
+                forward_step_func=self._step(consume, routed),
                 data_iterator=iterators if len(iterators) > 1 else iterators[0],
                 model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
                 num_microbatches=plan.steps,
@@ -83,7 +118,6 @@ class Passes:
                 micro_batch_size=1,
                 forward_only=not backward,
             )
-        drop_graphs(self.chunks)
 
     def _micro_batches(
         self, rows: Sequence[Row], steps: Sequence[Sequence[int]], fields: Sequence[str]
@@ -99,13 +133,15 @@ class Passes:
                 device=self.device,
             )
 
-    def _step(self, consume: Consume) -> Callable[..., Any]:
+    def _step(self, consume: Consume, routed: Routed | None) -> Callable[..., Any]:
         """Megatron's forward step: a micro-batch → the output, and the function that makes a loss of it."""
 
         def step(batches: Iterator[MicroBatch], chunk: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             batch = next(batches)
             share = self._share(batch)
             packed = None if batch.lengths is None else packed_seq_params(batch.lengths, cp=self.groups.sizes.cp)
+            if routed is not None:
+                routed.prepare(chunk, batch, share)
 
             def loss(output: Tensor) -> tuple[Tensor, Tensor, None]:
                 value = consume(batch, *self._read(output, batch, share))
@@ -115,7 +151,7 @@ class Passes:
             tokens, padding = batch.tokens, batch.padding
             if share is not None:
                 tokens, padding = share.cut(tokens), share.cut(padding)
-            return forward(chunk, tokens, packed, padding if self._counted else None), loss
+            return forward(chunk, tokens, packed, padding if self.moe is not None else None), loss
 
         return step
 

@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from hybridrl.rollout.routes import NO_EXPERT, Routes
 from hybridrl.rollout.samples import Finish, Sample
 
 Floats = npt.NDArray[np.float32]
@@ -34,8 +35,14 @@ class Row:
     """[length] float32 each: `advantages`, `old_log_probs`, `ref_log_probs`, `rollout_log_probs`, `weights`, and where
     asked for `importance` and `selected`. Entries of tokens that are not trained mean nothing."""
 
+    routes: Routes | None = None
+    """[length, layers, k] int8 or int16: the experts that each token is to be routed to, where routing is replayed.
+    `NO_EXPERT` in all of a token's layers leaves the token to the router."""
+
     def __post_init__(self) -> None:
         shapes = {name: array.shape for name, array in {"mask": self.mask, **self.fields}.items()}
+        if self.routes is not None:
+            shapes["routes"] = self.routes.shape[:1]
         wrong = {name: shape for name, shape in shapes.items() if shape != (len(self),)}
         if wrong:
             raise ValueError(f"row {self.index} has {len(self)} tokens, but {wrong}")
@@ -71,12 +78,15 @@ def rows_together(rows: Sequence[Row]) -> list[list[int]]:
     return list(groups.values())
 
 
-def rows_from_samples(samples: Iterable[Sample], *, filter_truncated: bool = False) -> list[Row]:
+def rows_from_samples(samples: Iterable[Sample], *, filter_truncated: bool = False, replay: bool = False) -> list[Row]:
     """One row a sample, in order, with `rollout_log_probs`. A failed sample keeps its place and trains nothing.
 
     So does, with `filter_truncated`, one that was cut at a limit of length (DAPO, Yu et al. 2025, section 3.4).
+    With `replay` the rows have the engine's routed experts; the last token, which went through no pass of the engine,
+    is left to the router. Raises ValueError for a sample without them.
     """
-    rows = []
+    rows, samples = [], list(samples)
+    like = next((s.routed_experts for s in samples if s.routed_experts is not None), None)
     for index, sample in enumerate(samples):
         prompt = len(sample.prompt.token_ids)
         kept = not sample.failed and not (filter_truncated and sample.finish is Finish.LENGTH)
@@ -86,9 +96,26 @@ def rows_from_samples(samples: Iterable[Sample], *, filter_truncated: bool = Fal
                 token_ids=np.asarray([*sample.prompt.token_ids, *sample.response_ids], np.int64),
                 mask=np.asarray([False] * prompt + [kept and m for m in sample.mask], np.bool_),
                 fields={"rollout_log_probs": np.asarray([0.0] * prompt + list(sample.log_probs), np.float32)},
+                routes=_routes(sample, like) if replay else None,
             )
         )
     return rows
+
+
+def _routes(sample: Sample, like: Routes | None) -> Routes | None:
+    """The engine's routed experts, with a free row for the last token; all free, as wide as `like`, of a sample that
+    the engine ran no pass for."""
+    tokens, found = len(sample.prompt.token_ids) + len(sample.response_ids), sample.routed_experts
+    if found is None and not sample.response_ids:
+        return None if like is None else np.full((tokens, *like.shape[1:]), NO_EXPERT, like.dtype)
+    if found is None or len(found) != tokens - 1:
+        have = "none" if found is None else f"those of {len(found)} tokens"
+        raise ValueError(
+            f"prompt {sample.prompt.id}, sample {sample.index}: algorithm.routing_replay=r3 needs the routed experts "
+            f"of {tokens - 1} tokens, the engine gave {have}"
+        )
+    free = np.full((1, *found.shape[1:]), NO_EXPERT, found.dtype)
+    return np.concatenate([found, free])
 
 
 def rows_from_examples(examples: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> list[Row]:

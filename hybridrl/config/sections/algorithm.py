@@ -68,6 +68,9 @@ class AlgorithmConfig:
     old_log_probs: str = "trainer"
     """The ratio's denominator: `trainer` computes the log-probs of the samples again; `engine` takes the engine's, and
     saves that pass."""
+    routing_replay: str = "none"
+    """Experts in the trainer's passes over samples: `none`, each pass chooses anew; `r2`, updates take those of the
+    pass that computed the old log-probs; `r3`, all passes take the engine's (`rollout.routed_experts`)."""
     policy_loss: str = "ppo_clip"
     """A registered policy loss."""
     clip_low: float = 0.2

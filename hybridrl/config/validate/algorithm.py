@@ -44,6 +44,21 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _overlong(config)
     yield from _dynamic_sampling(config)
     yield from _correction(config)
+    yield from _routing_replay(config)
+
+
+def _routing_replay(config: Config) -> Iterator[str]:
+    replay, old = config.algorithm.routing_replay, config.algorithm.old_log_probs
+    if replay == "r2" and old == "engine":
+        yield (
+            "algorithm.routing_replay=r2 with algorithm.old_log_probs=engine: the pass whose experts are to be taken "
+            "is left out; set algorithm.old_log_probs=trainer, or algorithm.routing_replay=r3 for the engine's experts"
+        )
+    if replay == "r3" and not config.rollout.routed_experts:
+        yield (
+            "algorithm.routing_replay=r3 takes the engine's experts, but rollout.routed_experts=false; set "
+            "rollout.routed_experts=true"
+        )
 
 
 def _advantage(config: Config) -> Iterator[str]:

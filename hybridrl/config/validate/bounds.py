@@ -143,6 +143,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "algorithm.dynamic_sampling.surplus": ("drop", "keep"),
     "algorithm.correction.weight": ("none", "token", "sequence", "geometric"),
     "algorithm.correction.reject": ("none", "token", "sequence", "geometric"),
+    "algorithm.routing_replay": ("none", "r2", "r3"),
     "algorithm.aggregate": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
     "algorithm.kl.where": ("none", "loss", "reward", "return"),
     "algorithm.kl.estimator": ("k1", "k2", "k3"),

@@ -16,6 +16,11 @@ def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator
     yield from _sampling(config)
     if config.rollout.routed_experts and spec is not None and spec.moe is None:
         yield "rollout.routed_experts=true, but the model has no experts; set rollout.routed_experts=false"
+    if config.algorithm.routing_replay != "none" and spec is not None and spec.moe is None:
+        yield (
+            f"algorithm.routing_replay={config.algorithm.routing_replay}, but the model has no experts; set "
+            "algorithm.routing_replay=none"
+        )
     if config.rollout.engine == "sglang":
         yield from sglang_problems(config)
         if spec is not None:
