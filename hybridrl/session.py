@@ -263,6 +263,7 @@ class Session:
             device_bytes=self._device_bytes,
             folder=Path(memory.arena_dir or self.folder / "arena"),
             reference=self._wants_reference(),
+            critic=self.critic,
             give_back=torch.cuda.empty_cache if cuda and beside else None,
         )
 

@@ -116,11 +116,24 @@ class OptimizerState:
         return planned_bytes([masters, *([sizes] * moments)])
 
 
+class WholeState(OptimizerState):
+    """Parameters, master weights and moments of a model that no engine serves: all of it leaves."""
+
+    def groups(self) -> list[list[Tensor]]:
+        """What leaves: the parameters, then the optimizer's state."""
+        return [list(self._parameters()), *super().groups()]
+
+    def planned_bytes(self, moments: int) -> int:
+        """Bytes of an arena's section for all of it."""
+        storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in self._parameters())}
+        return planned_bytes([storages.values()]) + super().planned_bytes(moments)
+
+
 class ModelResidence:
     """The residence of one trained model. `allowed` raises PhaseError where an update is out of turn.
 
     Args:
-        state, parcel: the optimizer's state, and how it travels; None where it stays on the device.
+        state, parcel: what leaves, and how it travels; None where it stays on the device.
         gradients: None where they stay.
         prefetch: state starts back with the update's beginning, not after its last backward pass.
     """
@@ -141,6 +154,8 @@ class ModelResidence:
     def before_forward(self) -> None:
         """See `Residence`."""
         self._allowed("a forward pass of the trainer")
+        if isinstance(self.state, WholeState):
+            self.fetch()
 
     def before_gradients(self) -> None:
         """See `Residence`."""

@@ -16,7 +16,7 @@ from hybridrl.memory.parcel import Parcel
 from hybridrl.memory.phases import HybridEngine, RolloutEngine
 from hybridrl.memory.policies import Places, Sizes, choose
 from hybridrl.memory.region import Region
-from hybridrl.memory.residence import Gradients, OptimizerState, Residence
+from hybridrl.memory.residence import Gradients, OptimizerState, Residence, WholeState
 from hybridrl.memory.visit import Visitor, visitor_bytes
 from hybridrl.memory.weights import KeptWeights, OffloadedWeights, Sync, Weights, parcel_bytes, unshared
 
@@ -60,6 +60,7 @@ class TimeShare:
         device, device_bytes: a GPU and its memory; None on a CPU.
         folder: of the arena's files.
         reference: whether a reference of the policy is wanted.
+        critic: a further model that is trained, and that leaves whole.
         give_back: see `HybridEngine`.
 
     Raises ArenaError on all ranks where what leaves finds no room.
@@ -78,6 +79,7 @@ class TimeShare:
         device_bytes: int | None,
         folder: Path,
         reference: bool = False,
+        critic: Trained | None = None,
         give_back: Callable[[], None] | None = None,
     ) -> None:
         self._memory = memory
@@ -96,6 +98,7 @@ class TimeShare:
         leaving = unshared(policy.tensors().values(), served) if memory.parameters == "offload" else []
         planned = {"optimizer": state.planned_bytes(policy.moments)}
         planned |= {"reference": visitor_bytes(policy.tensors())} if reference else {}
+        planned |= {"critic": self._own_critic(critic)} if critic is not None else {}
         self.places = self._choose(planned, parcel_bytes(leaving), device_bytes)
         wanted: dict[str, dict[str, int]] = {"host": {}, "disk": {}, "none": {}}
         for owner, nbytes in planned.items():
@@ -117,6 +120,27 @@ class TimeShare:
             prefetch=memory.prefetch,
         )
         policy.reside(residence)
+        if critic is not None:
+            self._attach_critic(critic)
+
+    def _own_critic(self, critic: Trained) -> int:
+        """Enters the critic into the ledger; the bytes of all that may leave of it."""
+        self._critic_state = WholeState(critic.megatron_optimizer, lambda: critic.tensors().values())
+        self._critic_gradients = Gradients(critic.chunks, critic.megatron_optimizer)
+        state, gradients = self._critic_state, self._critic_gradients
+        self.ledger.own("critic", lambda: [*(t for group in state.groups() for t in group), *gradients.tensors()])
+        return state.planned_bytes(critic.moments)
+
+    def _attach_critic(self, critic: Trained) -> None:
+        place = self.places.critic
+        residence = self.hybrid.attach(
+            "critic",
+            self._critic_state,
+            self._critic_gradients if self._memory.gradients == "release" else None,
+            self._parcel("critic", place, join=False) if place != "none" else None,
+            prefetch=self._memory.prefetch,
+        )
+        critic.reside(residence)
 
     def visitor(self, hosts: Mapping[str, Tensor]) -> Visitor | None:
         """The reference's place in the arena, to visit `hosts` from; None where it stays on the device."""
@@ -145,6 +169,7 @@ class TimeShare:
             staging=held["staging"],
             optimizer=planned["optimizer"],
             reference=planned.get("reference", 0),
+            critic=planned.get("critic", 0),
         )
         return choose(self._memory, sizes, device=self.ledger.device.type, device_bytes=device_bytes)
 

@@ -33,6 +33,15 @@ def test_a_critic_learns_alone_before_the_policy_does(pool: WorkerPool, tmp_path
     assert steady(launch(pool, tmp_path / "b", *options)) == steady(records)
 
 
+def test_a_critic_that_leaves_with_each_rollout_learns_the_same(pool: WorkerPool, tmp_path: Path) -> None:
+    options = ("recipe=ppo_tiny_moe", "critic.warmup_steps=1", "trainer.export_final=false", "memory.verify=true")
+    here, away = (
+        launch(pool, tmp_path / place, *options, f"memory.critic={place}", f"memory.gradients={gradients}")
+        for place, gradients in (("none", "keep"), ("host", "release"))
+    )
+    assert steady(away) == steady(here)
+
+
 @pytest.mark.parametrize("recipe", ["cdpo_tiny_moe", "kto_tiny_moe", "rm_tiny_moe"])
 def test_a_preference_run_measures_what_it_holds_out(pool: WorkerPool, tmp_path: Path, recipe: str) -> None:
     records = run(pool, recipe, tmp_path / "run", "trainer.steps=4", "preference.holdout_every=3")
