@@ -29,8 +29,10 @@ def squared_error(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: 
     plain = (values - returns).square() / 2
     if clip is None:
         return ValueLoss(plain, torch.zeros_like(plain, dtype=torch.bool))
-    bound = (old_values + (values - old_values).clamp(-clip, clip) - returns).square() / 2
-    return ValueLoss(torch.maximum(plain, bound), bound > plain)
+    moved = values - old_values
+    bound = (old_values + moved.clamp(-clip, clip) - returns).square() / 2
+    # Within the clip the two differ by rounding alone.
+    return ValueLoss(torch.maximum(plain, bound), (bound > plain) & (moved.abs() > clip))
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:

@@ -18,8 +18,16 @@ def run(pool: WorkerPool, recipe: str, folder: Path, *overrides: str) -> list[di
     return read_metrics(folder / "metrics.jsonl")
 
 
+def judge_by_length(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
+    return len(response) % 3
+
+
+JUDGE = "rewards.judges=[{name: 'tests.distributed.test_objectives:judge_by_length'}]"
+"""So that there is something to learn from the first step on."""
+
+
 def test_a_critic_learns_alone_before_the_policy_does(pool: WorkerPool, tmp_path: Path) -> None:
-    options = ("recipe=ppo_tiny_moe", "critic.warmup_steps=1", "optimizer.schedule=constant")
+    options = ("recipe=ppo_tiny_moe", "critic.warmup_steps=1", "optimizer.schedule=constant", JUDGE)
     options += ("algorithm.kl.where=reward", "algorithm.kl.coef=0.1")
     records = launch(pool, tmp_path / "a", *options)
     first, second, third = records
@@ -34,7 +42,13 @@ def test_a_critic_learns_alone_before_the_policy_does(pool: WorkerPool, tmp_path
 
 
 def test_a_critic_that_leaves_with_each_rollout_learns_the_same(pool: WorkerPool, tmp_path: Path) -> None:
-    options = ("recipe=ppo_tiny_moe", "critic.warmup_steps=1", "trainer.export_final=false", "memory.verify=true")
+    options = (
+        "recipe=ppo_tiny_moe",
+        "critic.warmup_steps=1",
+        "trainer.export_final=false",
+        "memory.verify=true",
+        JUDGE,
+    )
     here, away = (
         launch(pool, tmp_path / place, *options, f"memory.critic={place}", f"memory.gradients={gradients}")
         for place, gradients in (("none", "keep"), ("host", "release"))
@@ -44,9 +58,9 @@ def test_a_critic_that_leaves_with_each_rollout_learns_the_same(pool: WorkerPool
 
 @pytest.mark.parametrize("recipe", ["cdpo_tiny_moe", "kto_tiny_moe", "rm_tiny_moe"])
 def test_a_preference_run_measures_what_it_holds_out(pool: WorkerPool, tmp_path: Path, recipe: str) -> None:
-    records = run(pool, recipe, tmp_path / "run", "trainer.steps=4", "preference.holdout_every=3")
+    records = run(pool, recipe, tmp_path / "run", "trainer.steps=12", "preference.holdout_every=5")
     assert records[0]["holdout/start/margin"] == 0
-    assert ["holdout/margin" in record for record in records] == [False, False, True, True]
+    assert [record["step"] for record in records if "holdout/margin" in record] == [5, 10, 12]
     assert records[-1]["loss/preference"] < records[0]["loss/preference"]
     kind = json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["architectures"][0]
     assert kind.endswith("ForSequenceClassification" if recipe.startswith("rm") else "ForCausalLM")
