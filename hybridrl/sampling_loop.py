@@ -3,8 +3,8 @@
 from collections import Counter
 
 from hybridrl.rewards.score import reward_metrics
-from hybridrl.rollout.collect import generate_local, make_requests
-from hybridrl.rollout.metrics import response_metrics, staleness_metrics
+from hybridrl.rollout.collect import make_requests
+from hybridrl.rollout.metrics import prefix_metrics, response_metrics, staleness_metrics
 from hybridrl.rollout.samples import Group, Sample
 from hybridrl.session import Session
 
@@ -19,7 +19,7 @@ def collect(session: Session, step: int) -> tuple[list[Group], dict[str, float]]
     pool, greedy = session.groups, session.config.algorithm.advantage == "remax"
     drawn: list[Sample] = []
     baselines: list[Sample] = []
-    failures: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     while not pool.full:
         pool.check()
         with session.timer("rollout"):
@@ -31,19 +31,19 @@ def collect(session: Session, step: int) -> tuple[list[Group], dict[str, float]]
                 eos_ids=session.eos_ids,
                 greedy=greedy,
             )
-            local = generate_local(session.engine, requests)
+            local = session.replicas.generate(requests)
             if pool.one_batch:
                 session.hybrid.end_rollout()
         with session.timer("reward"):
             samples, counts = session.judge(local, requests)
         pool.add(requests, samples)
-        failures.update(counts)
+        totals.update(counts)
         for request, sample in zip(requests, samples, strict=True):
             (baselines if request.params.temperature == 0 else drawn).append(sample)
     groups, metrics = pool.take()
     metrics |= staleness_metrics([s for group in groups for s in group.samples], version=step - 1)
     if drawn:
-        metrics |= {**reward_metrics(drawn), **response_metrics(drawn), **failures}
+        metrics |= {**reward_metrics(drawn), **response_metrics(drawn), **totals, **prefix_metrics(totals)}
     if baselines:
         metrics["reward/greedy"] = reward_metrics(baselines)["reward/mean"]
     return groups, metrics

@@ -29,11 +29,12 @@ from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.reward_model import RewardModels, split_judges
 from hybridrl.rewards.score import Judges
-from hybridrl.rollout.collect import share
 from hybridrl.rollout.engine import SharingEngine
 from hybridrl.rollout.engines import make_engine
 from hybridrl.rollout.groups import GroupPool
+from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Request, Sample
+from hybridrl.rollout.stops import decoding
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
@@ -132,6 +133,11 @@ class Session:
             )
             self.share = self._stack.enter_context(self._share_device())
             self.hybrid = self.share.hybrid
+            self.replicas = Replicas(
+                self.engine,
+                max_imbalance=config.rollout.max_imbalance,
+                decode=decoding(self.tokenizer) if config.rollout.stop else None,
+            )
             self._leads = self._is_leader()
             self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)
             kl = config.algorithm.kl
@@ -311,12 +317,13 @@ class Session:
         return dict(zip(metrics, values.tolist(), strict=True))
 
     def judge(self, local: Sequence[Sample], requests: Sequence[Request]) -> tuple[list[Sample], dict[str, float]]:
-        """Rewards this replica's samples; returns those of all replicas, on every rank, and counts of failures."""
+        """Rewards this replica's samples; returns those of all replicas, on every rank, and the counts of a batch."""
         counts = self.judges.score(local if self._leads else (), self.tokenizer)
-        samples = share(local, requests, replica=self.engine.replica, num_replicas=self.engine.num_replicas)
+        served = {name: count * self._leads for name, count in self.replicas.take_counts().items()}
+        samples = self.replicas.share(local, requests)
         if self.reward_models is not None:
             self.reward_models.score(samples)
-        return samples, self._totals(counts)
+        return samples, self._totals({**counts, **served})
 
     def score(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
         """The rows with `old_log_probs`, what the reference, the teacher and the critic say where there are such, and

@@ -20,6 +20,10 @@ class EngineBase(ABC):
         self._layout = layout
         self._version: int | None = None
         self._asleep = self._cache_asleep = False
+        self.prompt_tokens = 0
+        """Prompt tokens of all requests that have drawn a token so far."""
+        self.cached_tokens = 0
+        """Those of them whose KV was there from another request."""
 
     @property
     def layout(self) -> Layout:

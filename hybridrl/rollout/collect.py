@@ -158,24 +158,25 @@ def share(
     *,
     replica: int = 0,
     num_replicas: int = 1,
+    shares: Sequence[Sequence[int]] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Sample]:
     """All samples of the step, on every rank of `group` alike, in the order of `requests`.
 
-    `local` is what `generate_local` returned on this rank, judged or not. Where several ranks make up a replica, the
+    `local` is what `generate_local` returned on this rank, judged or not. `shares` has the indices of each replica's
+    requests, `split` says them if it is None. Where several ranks make up a replica, the
     samples, and so the rewards, of its lowest rank count. Every rank joins the same two collectives, also one without
     samples. Prompts do not travel: every rank has the requests. Log-probs travel as fp32, rewards as fp64, routed
     experts as they are.
 
     Raises ValueError on every rank if a replica's samples are not those of its share, or a replica has no rank.
     """
-    assignment = split(requests, num_replicas)
-    shares = _gather(replica, wire.encode(local), group)
-    missing = sorted(set(range(num_replicas)) - set(shares))
-    if missing or len(shares) != num_replicas:
-        raise ValueError(f"replicas {sorted(shares)} shared their samples, expected 0 to {num_replicas - 1}")
+    assignment = split(requests, num_replicas) if shares is None else shares
+    encoded = _gather(replica, wire.encode(local), group)
+    if sorted(encoded) != list(range(len(assignment))):
+        raise ValueError(f"replicas {sorted(encoded)} shared their samples, expected 0 to {len(assignment) - 1}")
     samples: list[Sample | None] = [None] * len(requests)
-    for index, data in sorted(shares.items()):
+    for index, data in sorted(encoded.items()):
         mine = [requests[i] for i in assignment[index]]
         try:
             for i, sample in zip(assignment[index], wire.decode(data, mine), strict=True):

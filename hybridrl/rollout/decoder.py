@@ -78,6 +78,8 @@ class Decoder:
         self._vocab_limit = vocab_limit
         self._recorder = recorder
         self._decode_text = decode
+        self.prefilled = 0
+        """Prompt tokens computed so far."""
         self._active: list[_Sequence] = []  # the sequence at index i is in slot i
         self._cache = SlotCache(max_batch_size)
 
@@ -123,6 +125,7 @@ class Decoder:
         mask = (positions[None, :] <= positions[:, None]).expand(len(prompts), 1, width, width)
         self._cache.prefill(len(self._active), source, width, self._device)
         logits = self._forward(padded, positions.expand_as(padded), mask, self._cache, last)
+        self.prefilled += sum(map(len, prompts))
         admitted = list(candidates[: len(source)])
         self._active += admitted
         if self._recorder is not None:

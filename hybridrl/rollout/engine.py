@@ -20,6 +20,10 @@ class Engine(Protocol):
     replica: int
     """Index of the replica that this rank belongs to."""
     num_replicas: int
+    prompt_tokens: int
+    """Prompt tokens of all requests that have drawn a token so far."""
+    cached_tokens: int
+    """Those of them that were not computed: their KV was there from another request."""
 
     @property
     def layout(self) -> Layout:

@@ -1,6 +1,6 @@
 """What a step's samples say of themselves, as metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hybridrl.rollout.samples import Finish, Sample
 
@@ -39,6 +39,12 @@ def staleness_metrics(samples: Sequence[Sample], version: int) -> dict[str, floa
         "staleness/mean": sum(ages) / max(1, len(ages)),
         "staleness/max": float(max(ages, default=0)),
     }
+
+
+def prefix_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """`rollout/prefix_hit_rate`: share of the prompt tokens that no replica computed anew, from `Replicas.take_counts`
+    summed over replicas; 0 where no prompt was served."""
+    return {"rollout/prefix_hit_rate": counts["tokens/prompt_cached"] / max(1.0, counts["tokens/prompt"])}
 
 
 def _duplicates(samples: Sequence[Sample]) -> float:

@@ -9,6 +9,7 @@ of the kept tokens. The response is finished by `Finish.STOP`, also where the to
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hybridrl.rollout.samples import Finish, SamplingParams
 
@@ -24,7 +25,11 @@ def decoder(folder: Path | str) -> Decode:
     """The decoding of the folder's tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return decoding(AutoTokenizer.from_pretrained(folder))
+
+
+def decoding(tokenizer: Any) -> Decode:
+    """A Hugging Face tokenizer's decoding, which leaves nothing out and tidies nothing."""
     return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 

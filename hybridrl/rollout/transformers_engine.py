@@ -112,7 +112,11 @@ class TransformersEngine(EngineBase):
             recorder=self._model.recorder,
             decode=self._decode,
         )
-        return decoder.run(requests, self._version)
+        samples = decoder.run(requests, self._version)
+        served = sum(len(sample.prompt.token_ids) for sample in samples if sample.response_ids)
+        self.prompt_tokens += served
+        self.cached_tokens += served - decoder.prefilled
+        return samples
 
     def abort(self, which: Collection[tuple[int, int]] | None = None) -> list[Sample]:
         """None: nothing is in flight between calls of `generate`."""

@@ -4,12 +4,13 @@ import os
 from typing import Any
 
 from hybridrl import session, train
+from hybridrl.rollout.replicas import Replicas
 from hybridrl.training.actor import Actor
 
 PHASES: dict[str, tuple[Any, str]] = {
     "start": (session.Session, "_read_data"),
     "sync": (session.Session, "sync_weights"),
-    "rollout": (train, "generate_local"),
+    "rollout": (Replicas, "generate"),
     "reward": (session.Judges, "score"),
     "update": (Actor, "_accumulate"),
     "export": (session, "export_weights"),

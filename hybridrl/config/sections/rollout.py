@@ -40,6 +40,8 @@ class RolloutConfig:
     """Tokens; a response cut there is marked truncated."""
     max_batch_size: int = 64
     """Sequences that the embedded engine decodes together."""
+    max_imbalance: float = 0.25
+    """Load of a replica that is chosen for the prefix it holds: at most so much over the mean, as a share of it."""
     stop_token_ids: list[int] = field(default_factory=list)
     """Further ids that end a response, beside the model's EOS ids."""
     stop: list[str] = field(default_factory=list)

@@ -50,6 +50,7 @@ BOUNDS: Mapping[str, Bound] = {
     **{f"rollout.{k}": COUNT for k in ("tp", "dp", "ep", "n", "max_batch_size")},
     **{f"rollout.{k}": COUNT for k in ("max_prompt_length", "max_response_length")},
     "rollout.temperature": NATURAL,
+    "rollout.max_imbalance": NATURAL,
     "rollout.top_p": Bound(0, 1, open_low=True),
     "rollout.top_k": NATURAL,
     "rollout.sglang.max_running_requests": COUNT,

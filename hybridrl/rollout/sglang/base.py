@@ -33,10 +33,6 @@ class SGLangBase(EngineBase):
         self._done: dict[str, Trace] = {}
         self._submitted = 0
         self._paused = False
-        self.prompt_tokens = 0
-        """Prompt tokens of all requests that have produced a token so far."""
-        self.cached_tokens = 0
-        """Those of them whose KV was found in the prefix cache."""
 
     @property
     def spec(self) -> ModelSpec:
