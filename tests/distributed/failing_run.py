@@ -9,7 +9,7 @@ from hybridrl.training.actor import Actor
 
 PHASES: dict[str, tuple[Any, str]] = {
     "start": (session.Session, "_read_data"),
-    "sync": (session.Session, "sync_weights"),
+    "sync": (session.Session, "rollout_phase"),
     "rollout": (Replicas, "generate"),
     "reward": (session.Judges, "score"),
     "update": (Actor, "_accumulate"),

@@ -49,8 +49,8 @@ def watched(folder: str, steps: int, overrides: list[str]) -> dict[str, Any]:
         session.engine.generate = counted  # type: ignore[method-assign]
         found = []
         for step in range(1, steps + 1):
-            session.sync_weights(version=step - 1)
-            groups, metrics = collect(session, step)
+            with session.rollout_phase(version=step - 1):
+                groups, metrics = collect(session, step)
             found.append(([_facts(s) for g in groups for s in g.samples], metrics))
             assert session.engine.version is None  # asleep
     return {"asked": asked, "found": found, "rank": dist.get_rank()}

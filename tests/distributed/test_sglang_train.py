@@ -1,7 +1,8 @@
 """The loop with SGLang in the trainer's ranks: weights bit for bit after each sync, the outputs of the other engine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,14 @@ def _steps(overrides: list[str]) -> list[str]:
     wrong: list[str] = []
 
     class Watched(Session):
-        def sync_weights(self, version: int) -> Any:
-            metrics = super().sync_weights(version)
-            live = self.engine.parameters()
-            golden = {name: torch.zeros_like(tensor) for name, tensor in live.items()}
-            golden_sync(self.actor.layout, self.actor.tensors(), self.engine.layout, golden, self.rank)
-            wrong.extend(f"version {version}: {n}" for n, tensor in golden.items() if not torch.equal(tensor, live[n]))
-            return metrics
+        @contextmanager
+        def rollout_phase(self, version: int) -> Iterator[dict[str, float]]:
+            with super().rollout_phase(version) as moved:
+                live = self.engine.parameters()
+                golden = {name: torch.zeros_like(tensor) for name, tensor in live.items()}
+                golden_sync(self.actor.layout, self.actor.tensors(), self.engine.layout, golden, self.rank)
+                wrong.extend(f"version {version}: {n}" for n, t in golden.items() if not torch.equal(t, live[n]))
+                yield moved
 
     with Watched(compose(overrides)) as session:
         reinforce(session)
