@@ -62,6 +62,10 @@ def find_aliases(source: Shard, destination: Shard, *, zero_padding: bool = Fals
 
     Shape, dtype and pieces are equal. Where the pieces leave padding, which a destination has zero, the source must
     promise the same (`zero_padding`): else the two sides may differ in it.
+
+    A parameter that is nothing but padding on this rank is no alias of anything: no tensor says which parameter of the
+    other side is its counterpart, and equal zeros in another one would tie two parameters that have nothing in common.
+    It costs no transfer; the destination's is set to zero.
     """
     origins = {content: param.name for param, content, _ in _contents(source, zero_padding)}
     return tuple(

@@ -69,12 +69,12 @@ def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[
     """Destination tensors that share bytes with a source or with each other, so that writing one changes the other.
 
     `aliases` are pairs of a source and a destination that may be the very same bytes; so may two destinations of one
-    source.
+    source, and two sources of which one is such a pair's.
     """
-    origins = {destination: source for source, destination in aliases}
+    shared = {name: span(source[origin]) for origin, name in aliases if origin in source}
     spans = [(*span(tensor), True, name) for name, tensor in source.items() if tensor.numel()]
     spans += [(*span(tensor), False, name) for name, tensor in destination.items() if tensor.numel()]
-    spans.sort(key=lambda span: (span[0], not span[2]))
+    spans.sort(key=lambda entry: (entry[0], not entry[2]))
     found = []
     # By side, the span that reaches furthest so far: a later one that starts before its end overlaps it.
     furthest: dict[bool, tuple[int, int, str]] = {}
@@ -82,10 +82,8 @@ def overlap_problems(source: Tensors, destination: Tensors, aliases: Collection[
         for other_is_source, (first, last, other) in furthest.items():
             if start >= last or (is_source and other_is_source):
                 continue
-            names = (name, other) if is_source else (other, name)
-            one_origin = name in origins and origins[name] == origins.get(other)
-            shared = names in aliases if is_source != other_is_source else one_origin
-            if shared and (start, stop) == (first, last):
+            written = [n for n, side in ((name, is_source), (other, other_is_source)) if not side]
+            if (start, stop) == (first, last) and all(shared.get(n) == (start, stop) for n in written):
                 continue
             sides = [
                 f"{'source' if side else 'destination'} {n}"

@@ -31,6 +31,12 @@ def test_weights_go_there_and_back_bit_for_bit(pool: WorkerPool) -> None:
     check_peaks(told, 2**12)
 
 
+def test_an_embedding_that_the_engine_has_twice_comes_back_too(pool: WorkerPool) -> None:
+    pairs = [("tp4 ep2 etp2, engine's order", "tp4 ep2"), ("tp4, engine's order", "tp4")]
+    told = pool.run(single_runs.there_and_back, world=4, spec="tied moe", pairs=pairs, bucket_bytes=2**12)
+    check_peaks(told, 2**12)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("bucket_bytes", [2**11, 2**14, 2**22])
 @pytest.mark.parametrize("spec", SPECS)

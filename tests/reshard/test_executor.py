@@ -150,6 +150,11 @@ def test_overlaps_are_found_among_many_spans():
     assert len(overlap_problems(source, {"x": flat[45:55], "y": flat[50:60]}, set())) == 1
     assert len(overlap_problems(source, {"x": flat[39:41]}, set())) == 1
     assert len(overlap_problems({"a": flat[30:31]}, {"x": flat[:60], "y": flat[70:]}, set())) == 1
+    # an engine's embedding and head, both of which are the trainer's only one: on the way back one of them is its alias
+    tied = {"embedding": flat[:10], "head": flat[:10]}
+    assert overlap_problems({"only": flat[:10]}, tied, {("only", "embedding"), ("only", "head")}) == []
+    assert overlap_problems(tied, {"only": flat[:10]}, {("head", "only")}) == []
+    assert len(overlap_problems(tied, {"only": flat[:9]}, {("head", "only")})) == 1
 
 
 def test_storages_notice_what_moved_and_nothing_else():

@@ -26,6 +26,7 @@ from hybridrl.rollout.sglang.kv import KvMemory
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
 from hybridrl.rollout.sglang.order import order_problems
 from hybridrl.rollout.sglang.placing import layout_of
+from hybridrl.rollout.sglang.probe import probe
 from hybridrl.rollout.sglang.trace import Trace
 from hybridrl.rollout.sglang.world import leave_world
 
@@ -69,6 +70,8 @@ class SGLangEngine(SGLangBase):
             raise ValueError(f"SGLang's modules hold parameters otherwise than its checkpoints: {'; '.join(found)}")
         have = dict(model.requires_grad_(False).named_parameters())
         self._parameters = by_layout(have, layout, rank, owner="SGLang's model")
+        if not sg.ON_CPU and (found := probe(model, layout, self._parameters, rank)):
+            raise ValueError(f"SGLang puts parameters otherwise than its layout says: {'; '.join(found)}")
         self._padded = _padded(layout, self._parameters, rank)
         self._zero_padding()
         self._derived = bool(layout.derived(rank))
