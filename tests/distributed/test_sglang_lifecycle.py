@@ -42,10 +42,12 @@ def _cycles(count: int, kv_tokens: int) -> dict[str, Any]:
             buffer.fill_(1.0)  # every page of the pool is touched
         engine.flush()
         full = _rss()
+        places = [buffer.data_ptr() for buffer in engine._kv._buffers]
         for version in range(1, count + 1):
             engine.sleep()
             asleep.append(_rss())
             engine.wake()
+            assert places == [buffer.data_ptr() for buffer in engine._kv._buffers]
             for name, tensor in engine.parameters().items():
                 tensor.copy_(weights[name])
             engine.publish(version)

@@ -1,15 +1,21 @@
-"""The KV pool of a model runner, given back and taken again: for eager execution only (see `OwnStorages`)."""
+"""The KV pool of a model runner in a region of memory: given back and taken again, at addresses that stay.
+
+So graphs that were captured over the pool, and SGLang's own lists of its addresses, outlive a sleep.
+"""
 
 from typing import Any
 
 import torch
 
-from hybridrl.rollout.parameters import OwnStorages
+from hybridrl.memory.region import Region, region_bytes
 from hybridrl.rollout.sglang import internals as sg
 
 
 class KvMemory:
-    """The KV pool of one rank. Raises ValueError for a pool of a kind that it was not written for."""
+    """The KV pool of one rank, which is empty and moves into a region here.
+
+    Raises ValueError for a pool of a kind that it was not written for.
+    """
 
     def __init__(self, model_runner: Any) -> None:
         self._pool = model_runner.token_to_kv_pool
@@ -19,23 +25,36 @@ class KvMemory:
                 "server_args that chose another, or take rollout.sglang.hosting=subprocess"
             )
         self._buffers = [*self._pool.k_buffer, *self._pool.v_buffer]
-        self._storages = OwnStorages(self._buffers)
+        gapped = [buffer.stride() for buffer in self._buffers if not buffer.is_contiguous()]
+        if gapped:
+            raise ValueError(f"the KV pool has buffers with strides {gapped[0]}; only whole ones can be moved")
+        shapes = [(buffer.shape, buffer.dtype) for buffer in self._buffers]
+        self._nbytes = sum(buffer.nbytes for buffer in self._buffers)
+        device = self._buffers[0].device
+        for buffer in self._buffers:
+            buffer.untyped_storage().resize_(0)  # before there is another
+        self._region = Region(region_bytes(buffer.nbytes for buffer in self._buffers), device)
+        for buffer, (shape, dtype) in zip(self._buffers, shapes, strict=True):
+            buffer.data = self._region.take(shape, dtype)
+        self._pool._init_data_ptrs_and_strides()
+        self.restore()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool, freed or not."""
-        return self._storages.nbytes
+        return self._nbytes
 
     def free(self) -> None:
         """Gives the pool's memory back. No request may hold any of it."""
-        self._storages.free()
+        if self._region.committed_bytes:
+            self._region.release()
+            self._region.trim()
 
     def restore(self) -> None:
-        """Takes the pool's memory again, and refreshes SGLang's own lists of its addresses."""
-        if not self._storages.freed:
+        """Takes the pool's memory again. What it holds is undefined, but for the page that padding tokens write to."""
+        if self._region.committed_bytes:
             return
-        self._storages.restore()
+        self._region.commit()
         with torch.no_grad():
             for buffer in self._buffers:
-                buffer[: self._pool.page_size].zero_()  # the page that padding tokens are written to
-        self._pool._init_data_ptrs_and_strides()
+                buffer[: self._pool.page_size].zero_()
