@@ -58,6 +58,11 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (1, "checkpoint.keep_every=4", None, ["checkpoint.keep_every=4", "checkpoint.every=null"]),
     (1, "checkpoint.every=3 checkpoint.keep_every=4", None, ["checkpoint.keep_every=4", "checkpoint.every=3"]),
     (1, "checkpoint.load=weights", None, ["checkpoint.load=weights", "trainer.resume=auto"]),
+    (1, "memory.parameters=single reshard.verify=true", None, ["memory.parameters=single", "reshard.verify=true"]),
+    (
+        *(1, "memory.parameters=single rollout.engine=sglang rollout.sglang.hosting=subprocess", None),
+        ["memory.parameters=single", "rollout.sglang.hosting=subprocess", "hosting=in_process"],
+    ),
     (1, "trainer.resume=not/there", None, ["trainer.resume=not/there", "no such folder"]),
     (1, "memory.arena_dir=/nvme", None, ["memory.arena_dir=/nvme", "memory.arena=disk"]),
     (1, "parallel.vpp=2", None, ["parallel.vpp=2", "parallel.pp=1"]),

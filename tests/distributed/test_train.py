@@ -55,6 +55,24 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(pool: Work
     assert all(ours[name].equal(theirs[name]) for name in ours | theirs)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", [{"tp": 1, "pp": 2, "ep": 1}, {"ep": 2}])
+def test_a_run_with_one_copy_of_the_weights_is_the_run_with_two(
+    pool: WorkerPool, tmp_path: Path, parallel: dict[str, int]
+) -> None:
+    cut = [f"parallel.{name}={size}" for name, size in parallel.items()]
+    runs = {
+        name: launch(pool, tmp_path / name, *cut, f"memory.parameters={name}") for name in ("keep", "offload", "single")
+    }
+    kept, *others = (
+        [{k: v for k, v in record.items() if not k.startswith("sync/")} for record in steady(records)]
+        for records in runs.values()
+    )
+    assert others == [kept, kept]
+    weights = [load_file(tmp_path / name / "hf" / "model.safetensors") for name in runs]
+    assert all(found[name].equal(weights[0][name]) for found in weights for name in weights[0] | found)
+
+
 def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool, tmp_path: Path) -> None:
     launch(pool, tmp_path / "run", "trainer.steps=1")
     found = {path.name for path in (tmp_path / "run").iterdir()}
