@@ -63,6 +63,19 @@ def test_a_conversation_trains_every_assistant_turn() -> None:
     assert tokenizer.decode(made.token_ids) == whole.removesuffix("\n")
 
 
+def test_what_is_trained_is_what_the_template_marks_as_generated() -> None:
+    """Token by token, by the tokenizer's own account of a template that says which part the assistant writes."""
+    content = "{{ m.content }}<|end|>"
+    marked = "{% if m.role == 'assistant' %}{% generation %}" + content + "{% endgeneration %}{% else %}" + content
+    tokenizer = character_tokenizer(CHATML.replace(content, marked + "{% endif %}"))
+    turns = [{"role": "system", "content": "add"}, *TURNS]
+    made = build({"prompt": turns}, CHAT, tokenizer)
+    told = tokenizer.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    assert list(made.token_ids) == told["input_ids"]
+    assert [int(trained) for trained in made.mask] == told["assistant_masks"]
+    assert sum(made.mask) == len("x=2") + len("x=4") + 2
+
+
 def test_earlier_turns_of_a_prompt_with_an_answer_are_context() -> None:
     tokenizer = character_tokenizer(CHATML)
     made = build({"prompt": TURNS[:3], "answer": "x=4"}, CHAT, tokenizer)

@@ -133,6 +133,14 @@ def test_a_reward_model_is_exported_as_transformers_sequence_classifier(pool, tm
             assert read == pytest.approx(ours, abs=1e-6)
 
 
+def test_the_critics_own_learning_rate_takes_the_place_of_the_policys():
+    config = Config()
+    config.optimizer.weight_decay = 0.5
+    config.critic.lr, config.critic.min_lr, config.critic.lr_warmup_steps = 0.1, 0.01, 7
+    own = critic_config(config).optimizer
+    assert (own.lr, own.min_lr, own.warmup_steps, own.weight_decay) == (0.1, 0.01, 7, 0.5)
+
+
 def test_the_critics_own_sizes_take_the_place_of_the_policys():
     config = Config()
     config.parallel.tp, config.parallel.pp, config.parallel.vpp, config.parallel.sequence_parallel = 4, 2, 3, True
