@@ -19,7 +19,7 @@ from hybridrl.data.rows import Row, load_rows
 from hybridrl.data.stream import DemonstrationStream, PreferenceStream, PromptStream
 from hybridrl.files import cache_folder
 from hybridrl.models import builtin
-from hybridrl.models.families import load_spec
+from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.rollout.causal_model import eos_token_ids
 
@@ -59,7 +59,7 @@ def read_inputs(config: Config) -> Inputs:
     tokenizer, spec, rows = None, None, None
     eos_ids: tuple[int, ...] = ()
     with _noted(problems, f"model.path={path}: "):
-        spec = load_spec(builtin.resolve(path, cache_folder()))
+        spec = trained_spec(builtin.resolve(path, cache_folder()))
         eos_ids = eos_token_ids(builtin.resolve(path, cache_folder()))
         if spec.scalar_head and config.algorithm.name != "reward_model":
             raise ValueError("a reward model; algorithm.name=reward_model trains it further, other kinds need a policy")
@@ -172,7 +172,7 @@ def other_model(key: str, path: str | None, policy_folder: Path, policy: ModelSp
     if path is not None:
         with _noted(problems, f"{key}={path}: "):
             folder = builtin.resolve(path, cache_folder())
-            spec = load_spec(folder)
+            spec = trained_spec(folder)
     if spec.vocab_size != policy.vocab_size:
         problems.append(
             f"{key}={path}: a vocabulary of {spec.vocab_size} tokens, the policy has {policy.vocab_size}: the two must "

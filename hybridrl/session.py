@@ -21,7 +21,7 @@ from hybridrl.inputs import Inputs, other_model, read_inputs
 from hybridrl.memory.region import Region
 from hybridrl.memory.single import SingleWeights
 from hybridrl.memory.timeshare import TimeShare, held_in_rollout
-from hybridrl.models.families import load_spec, with_scalar_head
+from hybridrl.models.families import trained_spec, with_scalar_head
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
@@ -116,7 +116,7 @@ class Session:
             self.judges = self._start_judges()
         sizes = self._start_world()
         self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
-        spec = load_spec(self.model_folder)
+        spec = trained_spec(self.model_folder)
         self._make_models(spec, sizes)
         self.reference: Reference | VisitingReference | None = None
         if not self.supervised:

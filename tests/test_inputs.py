@@ -8,7 +8,7 @@ import pytest
 
 from hybridrl.config.compose import ConfigError, compose
 from hybridrl.inputs import load_tokenizer, read_inputs
-from hybridrl.models.builtin import make_tiny_moe
+from hybridrl.models.builtin import make_model
 from tests.data.tokenizers import CHATML, character_tokenizer
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(5)]
@@ -18,7 +18,7 @@ RECIPE = ("recipe=grpo_tiny_moe", "trainer.prompts_per_step=4", "warm_start.batc
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_moe(folder)
+    make_model(folder)
     return folder
 
 

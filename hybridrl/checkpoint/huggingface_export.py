@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hybridrl.checkpoint.safetensors_file import SafetensorsFile
 from hybridrl.checkpoint.safetensors_folder import INDEX_FILE, SINGLE_FILE, SafetensorsFolder
 from hybridrl.models.families import UnsupportedModelError, load_spec, weight_map
+from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import Param, Role, Tensor, WeightMap
 from hybridrl.reshard.golden import BUCKET_BYTES, differing_replicas, gather_problems, stream
 from hybridrl.reshard.golden_checks import Params, Sources, agree
@@ -25,6 +26,7 @@ from hybridrl.reshard.layout import Layout
 
 MAX_SHARD_BYTES = 5_000_000_000
 SOURCE = "source"
+MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
 WRITTEN = ("float32", "bfloat16", "float16")
 """Dtypes of a source's files that an export takes over; of tensors in others it keeps that of the parameters."""
 TOKENIZER_FILES = (
@@ -55,7 +57,8 @@ def export_weights(
     """Writes the weights as sharded safetensors with an index, beside configuration, generation config and tokenizer.
 
     A rank holds at most `bucket_bytes` and one tensor beside its parameters. `config.json` is the source's; its dtype
-    becomes the one that is written, and a model with a scalar head a `ForSequenceClassification` with one label.
+    becomes the one that is written, a model with a scalar head a `ForSequenceClassification` with one label, and
+    prediction layers that are not in the layout are none.
 
     Args:
         folder: made by this call; must not hold anything yet.
@@ -90,8 +93,8 @@ def export_weights(
         if rank == layout.ranks[0]:
             embedding = next(t.name for t in layout.weights if t.role is Role.EMBED)
             main = next(t.dtype for t in stored if t.name == embedding)
-            scalar = layout.weights.spec.scalar_head
-            problems = _finish(aside, folder, files, main, source, Path(tokenizer or source), scalar_head=scalar)
+            spec = layout.weights.spec
+            problems = _finish(aside, folder, files, main, source, Path(tokenizer or source), spec)
         agree(f"{folder} could not be written", problems)
     finally:
         if rank == layout.ranks[0]:
@@ -101,7 +104,8 @@ def export_weights(
 def _folder_problems(folder: Path, source: Path, weights: WeightMap) -> list[str]:
     found = [f"{folder} is there already: choose another name or remove it"] if folder.exists() else []
     try:
-        described = weight_map(replace(load_spec(source), scalar_head=weights.spec.scalar_head))
+        spec = weights.spec
+        described = weight_map(replace(load_spec(source), scalar_head=spec.scalar_head, mtp_layers=spec.mtp_layers))
     except (OSError, UnsupportedModelError) as error:
         return [*found, f"{source} as source: {error}"]
     ours, theirs = {t.name: t.shape for t in weights}, {t.name: t.shape for t in described}
@@ -194,14 +198,13 @@ def _finish(
     dtype: str,
     source: Path,
     tokenizer: Path,
-    *,
-    scalar_head: bool,
+    spec: ModelSpec,
 ) -> list[str]:
     """Adds the index, the configuration and its companions, and gives the folder its name."""
     try:
         if len(files) > 1:
             (aside / INDEX_FILE).write_text(json.dumps(_index(files), indent=2) + "\n", encoding="utf-8")
-        _write_config(aside, source, dtype, scalar_head)
+        _write_config(aside, source, dtype, spec)
         for origin, patterns in ((source, ("generation_config.json",)), (tokenizer, TOKENIZER_FILES)):
             for path in (path for pattern in patterns for path in origin.glob(pattern)):
                 if path.is_dir():
@@ -214,13 +217,15 @@ def _finish(
     return []
 
 
-def _write_config(aside: Path, source: Path, dtype: str, scalar_head: bool) -> None:
-    """The source's configuration byte for byte, but for a dtype or a head that is no longer true."""
+def _write_config(aside: Path, source: Path, dtype: str, spec: ModelSpec) -> None:
+    """The source's configuration byte for byte, but for a dtype, head or prediction layers that are no longer true."""
     text = (source / "config.json").read_text(encoding="utf-8")
     config = json.loads(text)
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     changed = {**config, key: dtype}
-    if scalar_head:
+    if spec.mtp_layers == 0:
+        changed |= {key: 0 for key in MTP_KEYS if config.get(key)}
+    if spec.scalar_head:
         names = [name.replace("ForCausalLM", "ForSequenceClassification") for name in config.get("architectures") or []]
         changed |= {"architectures": names, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if changed != config:

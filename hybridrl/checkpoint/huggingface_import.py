@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hybridrl.checkpoint.safetensors_folder import SafetensorsFolder
+from hybridrl.models.families import load_spec, weight_map
 from hybridrl.models.weights import Box, Piece, Role, WeightMap
 from hybridrl.reshard.golden import write_piece, zero_padding
 from hybridrl.reshard.golden_checks import Params, WeightError, dtype_name, storage_problems
@@ -59,7 +60,9 @@ def new_tensors(files: SafetensorsFolder, weights: WeightMap) -> frozenset[str]:
 
 def file_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
     """Every difference in names and shapes between what the files hold and what the model's configuration implies."""
-    allowed = (TIED_HEAD,) if weights.spec.tied or weights.spec.scalar_head else ()
+    allowed = {TIED_HEAD} if weights.spec.tied or weights.spec.scalar_head else set()
+    if weights.spec.mtp_layers == 0:
+        allowed |= _prediction_tensors(files)
     new = new_tensors(files, weights)
     found = [
         f"tensor {name} in {stored.file} is unknown to the model"
@@ -76,6 +79,14 @@ def file_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
         for t in weights
         if t.name in files.tensors and files.tensors[t.name].shape != t.shape
     ]
+
+
+def _prediction_tensors(files: SafetensorsFolder) -> set[str]:
+    """What the files hold of prediction layers (MTP), by their own configuration: a model may leave these out."""
+    if not (files.folder / "config.json").is_file():
+        return set()
+    spec = load_spec(files.folder)
+    return {t.name for t in weight_map(spec) if t.layer is not None and t.layer >= spec.num_layers}
 
 
 def _dtype_problems(files: SafetensorsFolder, pieces: Sequence[Piece], params: Params) -> list[str]:

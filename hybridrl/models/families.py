@@ -26,6 +26,7 @@ __all__ = [
     "family",
     "load_spec",
     "spec_from_config",
+    "trained_spec",
     "weight_map",
     "with_scalar_head",
 ]
@@ -64,6 +65,11 @@ def load_spec(folder: Path | str) -> ModelSpec:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: a model is a Hugging Face folder with config.json")
     return spec_from_config(json.loads(path.read_text(encoding="utf-8")))
+
+
+def trained_spec(folder: Path | str) -> ModelSpec:
+    """`load_spec` without prediction layers (MTP): neither a loss nor a rollout uses them, so they are left out."""
+    return replace(load_spec(folder), mtp_layers=0)
 
 
 def weight_map(spec: ModelSpec) -> WeightMap:

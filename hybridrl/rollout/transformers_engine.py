@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridrl.models.families import load_spec, weight_map
+from hybridrl.models.families import trained_spec, weight_map
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.rollout.base import EngineBase, check_requests
 from hybridrl.rollout.causal_model import CausalModel
@@ -58,7 +58,7 @@ class TransformersEngine(EngineBase):
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size} must be at least 1")
         self._device = torch.device(device)
-        spec = load_spec(folder)
+        spec = trained_spec(folder)
         layout = TransformersLayout(weight_map(spec), ranks, dtype=str(dtype).removeprefix("torch."))
         super().__init__(layout, sorted(ranks).index(rank), len(ranks))
         self._model = CausalModel(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hybridrl.config.load import compose
@@ -32,8 +33,10 @@ def train(overrides: list[str]) -> None:
     run(compose(overrides))
 
 
-def launch(pool: WorkerPool, folder: Path, *overrides: str, world: int = 2) -> list[dict[str, Any]]:
-    parts = ["recipe=grpo_tiny_moe", *SMALL, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}"]
+def launch(
+    pool: WorkerPool, folder: Path, *overrides: str, world: int = 2, recipe: str = "grpo_tiny_moe"
+) -> list[dict[str, Any]]:
+    parts = [f"recipe={recipe}", *SMALL, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}"]
     pool.run(train, world=world, overrides=[*parts, *overrides])
     return read_metrics(folder / "metrics.jsonl")
 
@@ -125,3 +128,19 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_a_model_is_built(pool
     with pytest.raises(WorkerError, match=r"3 usable rows.*trainer\.prompts_per_step=4"):
         launch(pool, tmp_path / "run", f"data.path={rows}", "warm_start.steps=0")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", ["grpo_tiny_deepseek", "grpo_tiny_glm4"])
+@pytest.mark.parametrize(
+    ("world", "overrides"), [(2, []), (2, ["parallel.cp=2", "model.dtype=bfloat16"]), (4, ["parallel.tp=2"])]
+)
+def test_models_with_sigmoid_routing_train_and_their_engine_agrees(
+    pool: WorkerPool, tmp_path: Path, recipe: str, world: int, overrides: list[str]
+) -> None:
+    """The engine's weights come from updates, which have moved the correction biases too."""
+    records = launch(pool, tmp_path / "run", *overrides, "trainer.steps=2", world=world, recipe=recipe)
+    limit = 0.05 if "model.dtype=bfloat16" in overrides else 1e-4
+    assert [record["mismatch/logprob_abs_mean"] <= limit for record in records] == [True, True]
+    biases = {n: t for n, t in load_file(tmp_path / "run/hf/model.safetensors").items() if n.endswith("_bias")}
+    assert len(biases) == 1
+    assert all(bias.dtype == torch.float32 and bias.abs().max() > 0.0005 for bias in biases.values())

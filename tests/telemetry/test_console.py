@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridrl.config.compose import compose
-from hybridrl.models.builtin import make_tiny_moe
+from hybridrl.models.builtin import make_model
 from hybridrl.models.families import load_spec
 from hybridrl.telemetry.console import RunConsole
 
@@ -17,7 +17,7 @@ def console(steps: int) -> tuple[RunConsole, io.StringIO]:
 
 
 def test_a_run_is_introduced_by_its_model_ranks_data_and_batches(tmp_path: Path) -> None:
-    make_tiny_moe(tmp_path / "model")
+    make_model(tmp_path / "model")
     config = compose(["recipe=grpo_tiny_moe", "trainer.mini_batch_prompts=8"])
     config.trainer.output_dir = "out/[bold]x"
     run, shown = console(3)

@@ -8,7 +8,8 @@ class ModelConfig:
     """The model that is trained."""
 
     path: str = "???"
-    """A Hugging Face folder (config, safetensors, tokenizer), or `builtin:tiny_moe`, which is made on first use."""
+    """A Hugging Face folder (config, safetensors, tokenizer), or one that is made on first use: `builtin:tiny_moe`,
+    `builtin:tiny_deepseek`, `builtin:tiny_glm4`."""
     facts: str | None = None
     """A name in `conf/model`, whose sizes the dry run takes where `path` is not here; training refuses a `path` that is
     another model."""

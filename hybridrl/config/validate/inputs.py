@@ -13,7 +13,7 @@ from hybridrl.config.schema import Config
 from hybridrl.config.strict import MANDATORY
 
 BUILTIN = "builtin:"
-BUILTIN_MODELS = ("tiny_moe",)
+BUILTIN_MODELS = ("tiny_moe", "tiny_deepseek", "tiny_glm4")
 BUILTIN_DATA = ("tiny_sums", "tiny_pairs", "tiny_verdicts")
 JUDGES = ("reward_model", "exact", "numeric", "math", "reasoning_gym")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

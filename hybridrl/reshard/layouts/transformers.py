@@ -15,7 +15,8 @@ from hybridrl.reshard.layout import Holder
 class TransformersLayout:
     """The whole model on each of `ranks`, under the names of `model.named_parameters()` and persistent buffers.
 
-    `dtype` is that of the parameters, None for each tensor's own; the router's correction bias keeps its own.
+    `dtype` is that of the parameters, None for each tensor's own; the router's correction bias keeps its own, and a
+    router that has one is float32.
     """
 
     def __init__(self, weights: WeightMap, ranks: Sequence[int], *, dtype: str | None = None) -> None:
@@ -43,9 +44,15 @@ class TransformersLayout:
         for tensor in self.weights:
             name = _name(tensor)
             if name not in found:
-                keeps = self.dtype is None or tensor.role is Role.ROUTER_BIAS
-                found[name] = Param(name, self._shape(tensor), tensor.dtype if keeps else str(self.dtype))
+                found[name] = Param(name, self._shape(tensor), self._dtype(tensor))
         return found
+
+    def _dtype(self, tensor: Tensor) -> str:
+        moe = self.weights.spec.moe
+        if tensor.role is Role.ROUTER and moe is not None and moe.correction_bias:
+            return "float32"
+        keeps = self.dtype is None or tensor.role is Role.ROUTER_BIAS
+        return tensor.dtype if keeps else str(self.dtype)
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         if tensor.role not in EXPERT_ROLES:

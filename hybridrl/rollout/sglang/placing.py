@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from hybridrl.models.families import load_spec, weight_map
+from hybridrl.models.families import trained_spec, weight_map
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.rollout.sglang.options import EngineOptions
 
@@ -12,5 +12,5 @@ def layout_of(options: EngineOptions) -> SGLangLayout:
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: the engine is made in the trainer's world")
     sizes = RolloutSizes(world=dist.get_world_size(), tp=options.tp, ep=options.ep)
-    layout = SGLangLayout(weight_map(load_spec(options.folder)), sizes, dtype=options.dtype)
+    layout = SGLangLayout(weight_map(trained_spec(options.folder)), sizes, dtype=options.dtype)
     return layout if options.ranks is None else layout.with_ranks(options.ranks)
