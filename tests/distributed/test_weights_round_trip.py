@@ -1,18 +1,20 @@
 """Hugging Face → Megatron → Hugging Face is bit-identical, for every family and layout, through real modules."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from hybridrl.models.families import load_spec, weight_map
 from tests.distributed import weights_runs
 from tests.distributed.golden_runs import same_bits
 from tests.distributed.pool import WorkerPool
-from tests.models.tiny import VARIANTS, tiny_folder
+from tests.models.tiny import VARIANTS, read_config, tiny_folder
 
 LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "one rank": (1, {}),
@@ -90,6 +92,21 @@ def test_round_trip_in_bfloat16_loads_in_transformers(pool: WorkerPool, tmp_path
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (out, source))
     assert ours.keys() == theirs.keys()
     assert all(same_bits(ours[name], theirs[name]) for name in ours)
+
+
+def test_prediction_layers_are_left_out_and_the_configuration_says_so(pool: WorkerPool, tmp_path: Path) -> None:
+    plain, source, out = tiny_folder("deepseek_moe"), tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    config = {**read_config(plain), "num_nextn_predict_layers": 1}
+    (source / "config.json").write_text(json.dumps(config))
+    extra = {t.name: torch.ones(t.shape) for t in weight_map(load_spec(source)) if t.layer == 4}
+    assert len(extra) > 24
+    save_file({**tensors(plain), **extra}, source / "model.safetensors")
+    pool.run(weights_runs.round_trip, 1, folder=source, out=out, parallel={})
+    ours, theirs = tensors(out), tensors(plain)
+    assert ours.keys() == theirs.keys()
+    assert all(same_bits(ours[name], theirs[name]) for name in ours)
+    assert read_config(out)["num_nextn_predict_layers"] == 0
 
 
 def test_copies_that_differ_are_found(pool: WorkerPool, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hybridrl.checkpoint import huggingface_export
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.checkpoint.safetensors_file import SafetensorsFile
-from hybridrl.models.families import load_spec, weight_map
+from hybridrl.models.families import load_spec, trained_spec, weight_map
 from hybridrl.models.megatron.build import build_model, named_tensors
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.golden import differing_replicas
@@ -30,7 +30,7 @@ def round_trip(
     """A real Megatron model, loaded from the folder and exported, without the flags Megatron puts on parameters."""
     config = make_config(parallel, dtype=dtype, parameter_layout=order)
     groups = make_groups(config)
-    layout = make_layout(load_spec(folder), config, groups)
+    layout = make_layout(trained_spec(folder), config, groups)
     tensors = named_tensors(build_model(layout.weights.spec, config))
     expected = {name: (param.shape, param.dtype) for name, param in layout.params(groups.rank).items()}
     real = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()}

@@ -73,6 +73,25 @@ def test_absent_setting_takes_the_default_of_transformers(variant: str, key: str
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
+SIGMOID_KEYS = ("n_group", "topk_group", "routed_scaling_factor", "first_k_dense_replace", "n_shared_experts")
+
+
+@pytest.mark.parametrize("variant", ["deepseek_moe", "glm4_moe"])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_parameters", "norm_topk_prob", *SIGMOID_KEYS])
+def test_absent_setting_of_sigmoid_routing_takes_the_default_of_transformers(variant: str, key: str) -> None:
+    folder = tiny_folder(variant, n_routed_experts=16)
+    config = {k: v for k, v in read_config(folder).items() if k not in (key, "n_group" if key == "topk_group" else "")}
+    ours, theirs = spec_from_config(config), AutoConfig.for_model(**config)
+    assert ours.moe is not None
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.partial_rotary_factor == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert (ours.moe.num_groups, ours.moe.topk_groups) == (theirs.n_group, theirs.topk_group)
+    assert ours.moe.routed_scaling_factor == theirs.routed_scaling_factor
+    assert ours.moe.num_shared_experts == theirs.n_shared_experts
+    assert ours.moe.norm_topk_prob == theirs.norm_topk_prob
+    assert ours.moe.layers.count(False) == theirs.first_k_dense_replace
+
+
 def test_three_digit_experts_keep_their_names() -> None:
     spec = load_spec(tiny_folder("qwen3_moe"))
     assert spec.moe is not None

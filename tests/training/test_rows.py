@@ -122,3 +122,15 @@ def test_missing_fields_are_named():
 def test_rows_of_demonstrations():
     rows = rows_from_examples([([1, 2, 3], [False, False, True]), ([4, 5], [False, True])])
     assert [(r.index, r.token_ids.tolist(), r.trained) for r in rows] == [(0, [1, 2, 3], 1), (1, [4, 5], 1)]
+
+
+def test_rows_of_a_pack_are_padded_so_that_context_parallel_ranks_can_share_them():
+    rows = [make_row(0, 5), make_row(1, 4), make_row(2, 1)]
+    batch = make_micro_batch(rows, (0, 1, 2), (), packing=True, pad_multiple=8, cp=2)
+    assert batch.lengths == (8, 4, 4)
+    assert batch.starts == ((0, 0), (0, 8), (0, 12))
+    assert batch.padding[0].tolist() == [False] * 5 + [True] * 3 + [False] * 5 + [True] * 3
+    assert batch.position_ids[0].tolist() == [*range(8), *range(4), *range(4)]
+    assert batch.mask[0].nonzero().flatten().tolist() == [0, 1, 2, 3, 8, 9, 10]
+    values = batch.labels.float()
+    assert [out[1:].tolist() for _, out in batch.split(values)] == [row.token_ids[1:].tolist() for row in rows]

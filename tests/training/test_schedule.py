@@ -108,3 +108,12 @@ def test_rows_that_belong_together_and_do_not_fit_are_named():
         schedule([5, 6], ranks=1, max_tokens=100, packing=True, together=[[0, 1]], max_rows=1)
     with pytest.raises(ValueError, match="do not hold each of 3 rows once"):
         schedule([5, 6, 3], ranks=1, max_tokens=100, packing=True, together=[[0, 1]])
+
+
+def test_context_parallel_ranks_share_a_larger_micro_batch_of_padded_rows():
+    plan = schedule([5, 5, 5], ranks=1, max_tokens=8, packing=True, pad_multiple=4, cp=2)  # 8 of 16 tokens each
+    assert plan.steps == 2
+    assert sorted(map(len, plan.micro_batches[0])) == [1, 2]
+    assert schedule([15], ranks=1, max_tokens=8, packing=True, pad_multiple=4, cp=2).steps == 1
+    with pytest.raises(ValueError, match=r"max_tokens_per_micro_batch=8 · parallel.cp=2 .*raise it to 10"):
+        schedule([17], ranks=1, max_tokens=8, packing=True, pad_multiple=4, cp=2)
