@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -15,19 +15,19 @@ from hybridrl.algorithms.kl_control import KlController
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.load import ConfigError, save_config
-from hybridrl.config.schema import Config, JudgeConfig
+from hybridrl.config.schema import Config
 from hybridrl.config.validate.algorithm import updates_a_step
-from hybridrl.inputs import Inputs, other_model, read_inputs
+from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.memory.region import Region
 from hybridrl.memory.single import SingleWeights
 from hybridrl.memory.timeshare import TimeShare, held_in_rollout
-from hybridrl.models.families import trained_spec, with_scalar_head
+from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.sync import WeightSync
-from hybridrl.rewards.reward_model import RewardModels, split_judges
+from hybridrl.rewards.reward_model import split_judges
 from hybridrl.rewards.score import Judges
 from hybridrl.rollout.engine import SharingEngine
 from hybridrl.rollout.engines import make_engine
@@ -35,13 +35,12 @@ from hybridrl.rollout.groups import GroupPool
 from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.stops import decoding
+from hybridrl.run_models import RunModels, make_models
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.timer import Timer
-from hybridrl.training.actor import Actor, Reference
-from hybridrl.training.critic import Critic, RewardModel, make_critic
-from hybridrl.training.frozen import FrozenPolicy
+from hybridrl.training.actor import Reference
 from hybridrl.training.losses import Loss
 from hybridrl.training.mismatch import MismatchError, beyond, mismatch
 from hybridrl.training.model import TrainedModel
@@ -62,15 +61,6 @@ def _with_field(rows: Sequence[Row], name: str, values: Sequence[Floats]) -> lis
     return [row.with_fields(**{name: found}) for row, found in zip(rows, values, strict=True)]
 
 
-def _reward_folder(judge: JudgeConfig, policy_folder: Path, policy: ModelSpec) -> tuple[Path, ModelSpec]:
-    """Folder and sizes of a reward model that judges. Raises ConfigError for one that cannot."""
-    key, path = "rewards.judges.args.path", judge.args["path"]
-    folder, spec = other_model(key, path, policy_folder, policy)
-    if not spec.scalar_head:
-        raise ConfigError([f"{key}={path}: a language model; expected a reward model (ForSequenceClassification)"])
-    return folder, spec
-
-
 class Session:
     """Everything that the loop calls, for one configuration on this rank. Use as a context manager.
 
@@ -83,6 +73,7 @@ class Session:
         self._inputs = inputs
         self.folder = Path(config.trainer.output_dir)
         self._stack = ExitStack()
+        self._take_models(RunModels())
 
     def __enter__(self) -> Self:
         with self._stack as stack:
@@ -117,7 +108,7 @@ class Session:
         sizes = self._start_world()
         self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
         spec = trained_spec(self.model_folder)
-        self._make_models(spec, sizes)
+        self._take_models(make_models(config, spec, sizes, folder=self.model_folder, updates=self._updates))
         self.reference: Reference | VisitingReference | None = None
         if not self.supervised:
             self.engine = make_engine(
@@ -146,30 +137,12 @@ class Session:
             self.reference = self._make_reference(spec, sizes)
         self._open_folder(spec, inputs)
 
-    def _make_models(self, spec: ModelSpec, sizes: ParallelSizes) -> None:
-        """The models that are trained."""
-        config, kind = self.config, self.config.algorithm.name
-        self.reward_model: RewardModel | None = None
-        self.critic: Critic | None = None
-        self.teacher: FrozenPolicy | None = None
-        self.reward_models: RewardModels | None = None
-        options: Any = {"folder": self.model_folder, "total_updates": self._updates}
-        if kind == "reward_model":
-            self.reward_model = RewardModel(config, with_scalar_head(spec), sizes, **options)
-            return
-        self.actor = Actor(config, spec, sizes, **options)
-        if kind == "ppo":
-            folder, found = other_model("critic.path", config.critic.path, self.model_folder, spec)
-            updates = config.trainer.steps * updates_a_step(config)
-            self.critic = make_critic(config, with_scalar_head(found), sizes, folder=folder, total_updates=updates)
-            self._value_loss = Value(clip=config.critic.clip)
-        rules, models = split_judges(config.rewards.judges)
-        if models:
-            folders = [_reward_folder(judge, self.model_folder, spec) for judge in models]
-            self.reward_models = RewardModels(models, folders, config, sizes, rules)
-        if kind == "distill":
-            folder, found = other_model("teacher.path", config.teacher.path, self.model_folder, spec)
-            self.teacher = FrozenPolicy(config, found, sizes, folder=folder)
+    def _take_models(self, made: RunModels) -> None:
+        if made.actor is not None:
+            self.actor = made.actor
+        self.reward_model, self.critic, self.teacher = made.reward_model, made.critic, made.teacher
+        self.reward_models = made.judges
+        self._value_loss = Value(clip=self.config.critic.clip)
 
     @property
     def trained(self) -> TrainedModel:

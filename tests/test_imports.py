@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridrl"
 
 TIERS = [
-    {"train", "plan", "planning", "launch", "session", "inputs", "registered"},
+    {"train", "plan", "planning", "launch", "session", "inputs", "registered", "run_models"},
     {"rollout", "training", "rewards", "environments", "data", "checkpoint"},
     {"memory"},
     {"reshard"},
