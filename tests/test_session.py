@@ -1,6 +1,7 @@
 """What a session decides by itself, without a world."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,15 @@ import pytest
 from hybridrl.config.schema import Config
 from hybridrl.session import MismatchError, Session
 from hybridrl.training.rows import Row
+
+
+def actor_that_says(log_prob: float) -> Any:
+    """Of every token."""
+
+    def score(rows: list[Row], keep_routes: bool = False) -> Any:
+        return SimpleNamespace(log_probs=[np.full(2, log_prob, np.float32) for _ in rows], routes=None)
+
+    return SimpleNamespace(score=score)
 
 
 @pytest.mark.parametrize(("trainers", "ends"), [(-1.05, False), (-1.2, True), (float("nan"), True), (-np.inf, True)])
@@ -18,7 +28,7 @@ def test_a_run_ends_where_the_mismatch_is_not_within_its_limit(trainers: float, 
     row = Row(index=0, token_ids=np.zeros(2, np.int64), mask=np.array([False, True]), fields=fields)
     session = Session(config)
     session.reference = None
-    session.actor = SimpleNamespace(log_probs=lambda rows: [np.full(2, trainers, np.float32) for _ in rows])  # type: ignore[assignment]
+    session.actor = actor_that_says(trainers)
     if ends:
         with pytest.raises(MismatchError, match=r"mismatch.stop.mean=0.1"):
             session.score([row])
@@ -35,7 +45,7 @@ def test_a_mismatch_beyond_its_warning_is_said_and_the_run_goes_on() -> None:
     session.reference = None
     session.note = said.append  # type: ignore[method-assign]
     for trainers in (-1.05, -1.5):
-        session.actor = SimpleNamespace(log_probs=lambda rows, p=trainers: [np.full(2, p, np.float32) for _ in rows])  # type: ignore[assignment]
+        session.actor = actor_that_says(trainers)
         rows, gap = session.score([row])
         assert rows[0].fields["old_log_probs"][1] == np.float32(trainers)
         assert gap["mismatch/logprob_abs_max"] == pytest.approx(-1 - trainers)
