@@ -20,7 +20,7 @@ from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.memory.region import Region
 from hybridrl.memory.single import SingleWeights
-from hybridrl.memory.timeshare import TimeShare, held_in_rollout
+from hybridrl.memory.timeshare import TimeShare, held_in_rollout, make_room
 from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
@@ -111,6 +111,7 @@ class Session:
         self._take_models(make_models(config, spec, sizes, folder=self.model_folder, updates=self._updates))
         self.reference: Reference | VisitingReference | None = None
         if not self.supervised:
+            make_room(config.memory, self.actor)
             self.engine = make_engine(
                 config,
                 self.model_folder,

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -140,6 +141,7 @@ class Arenas:
     """
 
     def __init__(self, wanted: Mapping[str, Mapping[str, int]], folder: Path, rank: int, *, pin: bool) -> None:
+        self._folder = folder
         totals = {place: sum(map(section_bytes, sizes.values())) for place, sizes in wanted.items() if sizes}
         check_room(totals.get("host", 0), totals.get("disk", 0), folder)
         self._arenas = {
@@ -162,7 +164,9 @@ class Arenas:
         return {place: arena.nbytes for place, arena in self._arenas.items()}
 
     def close(self) -> None:
-        """See `Arena.close`."""
+        """See `Arena.close`. The folder goes if it is empty."""
+        with suppress(OSError):  # other ranks' files, or another rank was first
+            self._folder.rmdir()
         for arena in self._arenas.values():
             arena.close()
 

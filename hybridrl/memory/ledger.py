@@ -32,6 +32,9 @@ class Entry:
     """What the allocator of a GPU has given out; on a CPU the resident set of the process, the host's parts and all."""
     peak: int
     """The most of `used` since the entry before."""
+    outside: int = 0
+    """What a GPU has given out beside its allocator: buffers of NCCL's communicators, the CUDA context, other processes
+    on it. 0 on a CPU."""
 
     @property
     def total(self) -> int:
@@ -77,7 +80,9 @@ class Ledger:
     def mark(self, event: str) -> Entry:
         """Adds an entry."""
         used, peak = used_bytes(self.device), take_peak(self.device)
-        entry = Entry(event, time.perf_counter() - self._started, self.count(), used, max(used, peak))
+        entry = Entry(
+            event, time.perf_counter() - self._started, self.count(), used, max(used, peak), outside_bytes(self.device)
+        )
         self.highest = max(self.highest, entry.peak)
         self.growth = entry.unowned - self._first_unowned.setdefault(event, entry.unowned)
         self.entries.append(entry)
@@ -101,6 +106,14 @@ class Ledger:
 def used_bytes(device: torch.device) -> int:
     """Bytes that a GPU's allocator has given out; on a CPU the resident set of the process."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+
+
+def outside_bytes(device: torch.device) -> int:
+    """Bytes in use on a GPU that its allocator knows nothing of; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def take_peak(device: torch.device) -> int:

@@ -7,6 +7,8 @@ tensor that comes back comes as fast as into memory that was touched before.
 import ctypes
 import mmap
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = mmap.PAGESIZE
@@ -24,6 +26,20 @@ def prefer_large_pages(address: int, nbytes: int) -> None:
 def populate(address: int, nbytes: int) -> None:
     """Gives the range its pages now, contents kept; on a kernel that cannot, they come with the first write."""
     _advise(address, nbytes, _MADV_POPULATE_WRITE)
+
+
+def populate_beside(ranges: Sequence[tuple[int, int]]) -> threading.Thread:
+    """Gives these (address, bytes) their pages in a thread of its own, large ones where there are: ahead of a copy."""
+
+    def run() -> None:
+        for address, nbytes in ranges:
+            populate(address, nbytes)
+
+    for address, nbytes in ranges:
+        prefer_large_pages(address, nbytes)
+    thread = threading.Thread(target=run, name="hybridrl-pages", daemon=True)
+    thread.start()
+    return thread
 
 
 def _advise(address: int, nbytes: int, advice: int) -> None:

@@ -10,6 +10,7 @@ Each step may be repeated, and any may follow an interrupted one: bytes are free
 what has not been freed need not come back.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hybridrl.memory.lane import Fence, Lane
-from hybridrl.memory.pages import prefer_large_pages
+from hybridrl.memory.pages import populate_beside
 
 ALIGNMENT = 512
 """Each storage begins at a multiple of it, in the arena and in a joined storage."""
@@ -86,6 +87,7 @@ class Parcel:
         self._lane, self._join, self._verify = lane, join, verify
         self._pieces: list[_Piece] = []
         self._fence: Fence | None = None
+        self._pages: threading.Thread | None = None
         self.where = Where.HERE
         self.out, self.back = Traffic(), Traffic()
 
@@ -132,6 +134,8 @@ class Parcel:
         if self.where is not Where.AWAY:
             return
         pairs = [self._joined(run) if len(run) > 1 else self._restored(run[0]) for run in self._runs()]
+        fresh = [(target.data_ptr(), target.numel()) for target, _ in pairs if target.device.type == "cpu"]
+        self._pages = populate_beside(fresh) if fresh else None
         self._fence = self._lane.copy(pairs)
         self._count(self.back)
         self.where = Where.RETURNING
@@ -143,7 +147,9 @@ class Parcel:
             return
         assert self._fence is not None
         self._fence.wait()
-        self._fence, self.where = None, Where.HERE
+        if self._pages is not None:
+            self._pages.join()
+        self._fence, self._pages, self.where = None, None, Where.HERE
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             if piece.checksum is not None and not piece.checksum.equal(checksum(_bytes(piece.tensors[0], piece))):
@@ -172,17 +178,12 @@ class Parcel:
 
     def _restored(self, piece: _Piece) -> tuple[Tensor, Tensor]:
         piece.storage.resize_(piece.nbytes)
-        target = whole(piece.storage)
-        if target.device.type == "cpu":
-            prefer_large_pages(target.data_ptr(), piece.nbytes)
-        return target, self._slot(piece)
+        return whole(piece.storage), self._slot(piece)
 
     def _joined(self, run: list[_Piece]) -> tuple[Tensor, Tensor]:
         first, last = run[0], run[-1]
         length = last.offset + last.nbytes - first.offset
         flat = torch.empty(length, dtype=torch.uint8, device=first.tensors[0].device)
-        if flat.device.type == "cpu":
-            prefer_large_pages(flat.data_ptr(), length)
         for piece in run:
             begin = piece.offset - first.offset
             for tensor in piece.tensors:

@@ -45,7 +45,7 @@ class Gradients:
         self._buffers: list[Tensor] = [
             buffer.grad_data for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         ]
-        self._sizes = [buffer.untyped_storage().nbytes() for buffer in self._buffers]
+        self._sizes = [int(b.storage_offset() + b.numel()) * b.element_size() for b in self._buffers]  # released or not
         self._optimizer = optimizer
 
     def tensors(self) -> list[Tensor]:

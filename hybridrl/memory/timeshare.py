@@ -186,6 +186,12 @@ class TimeShare:
         return Parcel(owner, section, self._lane, join=join, verify=self._memory.verify)
 
 
+def make_room(memory: MemoryConfig, policy: Trained) -> None:
+    """Frees the gradients, which the first update takes again, so that the engine is made in their place."""
+    if memory.gradients == "release":
+        Gradients(policy.chunks, policy.megatron_optimizer).release()
+
+
 def held_in_rollout(memory: MemoryConfig, policy: Trained) -> int:
     """Bytes of the policy that certainly stay on the device in a rollout, beside the engine's own weights."""
     kept = sum(tensor.nbytes for tensor in policy.tensors().values()) if memory.parameters == "keep" else 0

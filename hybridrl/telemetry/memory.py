@@ -25,7 +25,10 @@ def peak_bytes() -> int:
 
 
 def write_trace(folder: Path, step: int, entries: Sequence[Entry]) -> None:
-    """Appends a line an entry to the folder's `memory.jsonl`: step, event, seconds, and bytes by owner and in all."""
+    """Appends a line an entry to the folder's `memory.jsonl`: step, event, seconds, and bytes by owner and in all.
+
+    `outside` are bytes of the device that its allocator knows nothing of, such as communicator buffers.
+    """
     with (folder / TRACE).open("a", encoding="utf-8") as lines:
         for entry in entries:
             record = {
@@ -37,6 +40,7 @@ def write_trace(folder: Path, step: int, entries: Sequence[Entry]) -> None:
                 "used": entry.used,
                 "unowned": entry.unowned,
                 "peak": entry.peak,
+                "outside": entry.outside,
             }
             lines.write(json.dumps(record) + "\n")
 
