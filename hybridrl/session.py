@@ -1,7 +1,7 @@
 """The parts of one run: they are made here, wired together, and closed in reverse order."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,9 @@ from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
 from hybridrl.parallel.device import choose_device
+from hybridrl.parallel.signals import Stopped, StopSignals
 from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.parallel.watchdog import Watchdog
 from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.reward_model import split_judges
 from hybridrl.rewards.score import Judges
@@ -36,10 +38,13 @@ from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.stops import decoding
 from hybridrl.run_models import RunModels, make_models
+from hybridrl.saved import checkpoints_of
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
+from hybridrl.telemetry.rollouts import write_rollouts
 from hybridrl.telemetry.timer import Timer
+from hybridrl.telemetry.versions import save_versions
 from hybridrl.training.actor import Reference
 from hybridrl.training.losses import Loss
 from hybridrl.training.mismatch import MismatchError, beyond, mismatch
@@ -73,6 +78,8 @@ class Session:
         self._inputs = inputs
         self.folder = Path(config.trainer.output_dir)
         self._stack = ExitStack()
+        self.writer: MetricsWriter | None = None
+        self._unsaid: list[str] = []
         self._take_models(RunModels())
 
     def __enter__(self) -> Self:
@@ -106,7 +113,9 @@ class Session:
         if not self.supervised:
             self.judges = self._start_judges()
         sizes = self._start_world()
-        self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        self._stop = self._stack.enter_context(StopSignals(config.checkpoint.grace_s))
+        watchdog = self._stack.enter_context(Watchdog(config.trainer.stall_timeout_s))
+        self.timer = Timer(torch.cuda.synchronize if self.device.type == "cuda" else None, watchdog.pass_border)
         spec = trained_spec(self.model_folder)
         self._take_models(make_models(config, spec, sizes, folder=self.model_folder, updates=self._updates))
         self.reference: Reference | VisitingReference | None = None
@@ -136,7 +145,15 @@ class Session:
             self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
         if self._wants_reference():
             self.reference = self._make_reference(spec, sizes)
+        self._resume()
         self._open_folder(spec, inputs)
+
+    def _resume(self) -> None:
+        """Names what a checkpoint holds of this run, and goes on from one if `trainer.resume` says so."""
+        self.checkpoints = checkpoints_of(self)
+        with self._saving():
+            self.done = self.checkpoints.resume()
+        """Steps that were done before this process."""
 
     def _take_models(self, made: RunModels) -> None:
         if made.actor is not None:
@@ -261,16 +278,19 @@ class Session:
 
     def _open_folder(self, spec: ModelSpec, inputs: Inputs) -> None:
         """Makes the run folder and says what will run; on rank 0."""
-        self.writer: MetricsWriter | None = None
         if self.rank != 0:
             return
         console = RunConsole(self.config.trainer.steps)
         console.introduce(self.config, spec, device=str(self.device), rows=inputs.rows, dropped=inputs.dropped)
-        if (aside := set_aside(self.folder)) is not None:
+        continues = self.checkpoints.continues
+        if not continues and (aside := set_aside(self.folder)) is not None:
             console.note(f"an earlier run in {self.folder} was moved to {aside}")
         save_config(self.config, self.folder)
-        self.writer = MetricsWriter(self.folder, console)
+        save_versions(self.folder)
+        self.writer = MetricsWriter(self.folder, console, done=self.done if continues else 0)
         self._stack.callback(self.writer.close)
+        for text in self._unsaid:
+            self.note(text)
 
     @contextmanager
     def rollout_phase(self, version: int) -> Iterator[dict[str, float]]:
@@ -354,6 +374,7 @@ class Session:
         dist.all_reduce(values, dist.ReduceOp.MAX)
         merged = {key: value for part in metrics for key, value in part.items()}
         merged |= self.timer.take() | dict(zip(most, values.tolist(), strict=True))
+        self._recorded = merged
         if self.writer is not None:
             self.writer.write(step, merged)
 
@@ -370,24 +391,74 @@ class Session:
             **self.hybrid.take_metrics(),
         }
 
+    def steps(self) -> Iterator[int]:
+        """The steps that are to be made, from 1 or from where the run goes on. After each the run may be saved, and
+        ends here, by `Stopped`, if a signal asked for it."""
+        self.checkpoints.states.check()
+        for step in range(self.done + 1, self.config.trainer.steps + 1):
+            yield step
+            self._safe_point(step)
+
+    def _saving(self) -> AbstractContextManager[None]:
+        """Parameters and optimizer are where they can be read and written."""
+        return nullcontext() if self.supervised else self.hybrid.saving()
+
+    def _safe_point(self, step: int) -> None:
+        """Training has its weights and its optimizer, and nothing is under way."""
+        number = self._stop.agreed(self.device)
+        if self.writer is not None:
+            self.writer.sync()
+        with self.timer("save"), self._saving() if self.checkpoints.due(step, number is not None) else nullcontext():
+            self.checkpoints.safe_point(step, self._recorded, save=number is not None)
+        every = self.config.checkpoint.hf_every
+        if every is not None and step % every == 0:
+            with self.timer("export"), self._saving():
+                self._export(self.checkpoints.folder / f"hf-{step:08d}")
+        if number is not None:
+            self.note(f"ended by a signal after step {step}, which is saved in {self.checkpoints.folder}")
+            raise Stopped(number)
+
+    def keep_rollouts(self, step: int, samples: Sequence[Sample], rows: Sequence[Row]) -> None:
+        """Writes the first of the step's samples, whose rows these are, into `rollouts/` for a person to read."""
+        count = self.config.trainer.rollout_records
+        if self.writer is not None and count:
+            advantages = ([float(v) for v in row.fields["advantages"][row.mask]] for row in rows[:count])
+            chosen = zip(samples[:count], advantages, strict=True)
+            write_rollouts(self.folder / "rollouts", step, chosen, self.tokenizer.decode)
+
     def note(self, text: str) -> None:
-        """Says something on the console, once for all ranks."""
+        """Says something on the console, once for all ranks; as soon as there is one."""
         if self.writer is not None:
             self.writer.console.note(text)
+        else:
+            self._unsaid.append(text)
 
     def finish(self) -> None:
         """Writes the trained weights into the run folder as a Hugging Face model (`hf/`), and says where things are."""
+        self.checkpoints.finish()
         model = self.folder / "hf" if self.config.trainer.export_final else None
         if model is not None:
-            export_weights(
-                model,
-                self.trained.layout,
-                self.trained.tensors(),
-                self.rank,
-                source=self.model_folder,
-                tokenizer=self.tokenizer_folder,
-            )
+            self._export(model)
         if self.writer is not None:
             if not self.supervised and self.config.memory.trace:
                 plot_trace(self.folder)
             self.writer.console.conclude(self.folder, model)
+
+    def _export(self, folder: Path) -> None:
+        """Writes the trained weights as a Hugging Face model; one that this run has written before stays."""
+        if self.checkpoints.continues and self._exists(folder):
+            return
+        export_weights(
+            folder,
+            self.trained.layout,
+            self.trained.tensors(),
+            self.rank,
+            source=self.model_folder,
+            tokenizer=self.tokenizer_folder,
+        )
+
+    def _exists(self, folder: Path) -> bool:
+        """Whether rank 0 sees the folder: file systems need not show it to all at the same time."""
+        found = torch.tensor([self.rank == 0 and folder.exists()], dtype=torch.int32, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found.item())

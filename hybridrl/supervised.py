@@ -19,7 +19,7 @@ def imitate(session: Session) -> None:
     """Supervised fine-tuning on demonstrations."""
     config, algorithm = session.config, session.config.algorithm
     loss = make_loss(algorithm, config.rollout.max_response_length)
-    for step in range(1, config.trainer.steps + 1):
+    for step in session.steps():
         with session.timer("step"), session.timer("update"):
             rows = demonstrations(session, config.trainer.prompts_per_step)
             updates = [session.actor.update(batch, loss) for batch in mini_batches(rows, config.trainer, step)]
@@ -30,9 +30,11 @@ def compare(session: Session) -> None:
     """Preferences, by a policy or a reward model; rows that are held out are measured now and then."""
     config, data = session.config, session.preferences
     task, held = _task(session), data.held_out
-    with session.timer("reference"):
-        task.prepare()
-    for step in range(1, config.trainer.steps + 1):
+    if not session.done:
+        with session.timer("reference"):
+            task.prepare()
+    session.checkpoints.states.add("references", task)
+    for step in session.steps():
         measured = {}
         with session.timer("step"):
             if held and step == 1:
@@ -51,6 +53,8 @@ def compare(session: Session) -> None:
 def warm_start(session: Session) -> None:
     """Supervised steps before the first rollout; the optimizer, and the reference of a KL, start afresh after them."""
     config, actor = session.config.warm_start, session.actor
+    if session.done:
+        return  # what goes on has had it
     for step in range(1, config.steps + 1):
         found = actor.update(demonstrations(session, config.batch_size), Supervised(), lr=config.lr)
         if step in (1, config.steps):

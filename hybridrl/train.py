@@ -35,13 +35,13 @@ def run(config: Config, inputs: Inputs | None = None) -> None:
 def reinforce(session: Session) -> None:
     """Reinforcement: the engine gets the weights, generates, is judged, and the policy learns from the judgement."""
     config, algorithm = session.config, session.config.algorithm
-    for step in range(1, config.trainer.steps + 1):
+    for step in session.steps():
         with session.timer("step"):
             with session.rollout_phase(version=step - 1) as moved:
                 groups, sampled = collect(session, step)
             with session.hybrid.training_phase():
                 with session.timer("logprob"):
-                    samples = (sample for group in groups for sample in group.samples)
+                    samples = [sample for group in groups for sample in group.samples]
                     replay = algorithm.routing_replay == "r3"
                     rows = rows_from_samples(samples, filter_truncated=algorithm.overlong.filter, replay=replay)
                     rows, gap = session.score(rows)
@@ -54,6 +54,7 @@ def reinforce(session: Session) -> None:
                         session.update(with_selection(part, config, step, i), loss, step=step) for i, part in parts
                     ]
             session.kl.update(estimated.get("kl/response", 0.0))
+        session.keep_rollouts(step, samples, rows)
         metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
         session.record(step, *metrics, {"data/epoch": session.prompts.epoch})
 

@@ -1,5 +1,6 @@
 """Reading checkpoints back: the newest that is whole, into any layout. Ranks call these functions together."""
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from hybridrl.checkpoint.shards import Model, Shards
 from hybridrl.models.weights import Piece
 from hybridrl.reshard.golden import zero_padding
 
-BROKEN = "broken-"
+SET_ASIDE = "aside-"
 
 
 def newest_whole(parent: Path, note: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose every byte is what was written; None where there is none at all.
 
-    Each that is not whole is told by `note`, with what is wrong, and renamed (`broken-…`). Ranks share the reading out.
+    Each that is not whole is told by `note`, with what is wrong. Ranks share the reading out.
     Raises CheckpointError where there are checkpoints and none of them is whole.
     """
     candidates: list[Any] = [checkpoints(parent) if dist.get_rank() == 0 else []]
@@ -63,14 +64,14 @@ def what_is_wrong(folder: Path) -> list[str]:
 
 
 def put_later_aside(parent: Path, step: int) -> list[Path]:
-    """Renames checkpoints of later steps, whole or not, to `broken-…`: a run that goes on from `step` makes its own,
+    """Renames checkpoints of later steps, whole or not, to `aside-…`: a run that goes on from `step` makes its own,
     and must not meet these. On one rank. Returns the new names."""
     moved = []
     for folder in checkpoints(parent):
         if (step_of(folder) or 0) > step:
-            target, number = parent / f"{BROKEN}{folder.name}", 1
+            target, number = parent / f"{SET_ASIDE}{folder.name}", 1
             while target.exists():
-                target, number = parent / f"{BROKEN}{folder.name}.{number}", number + 1
+                target, number = parent / f"{SET_ASIDE}{folder.name}.{number}", number + 1
             folder.rename(target)
             moved.append(target)
     return moved
@@ -79,7 +80,7 @@ def put_later_aside(parent: Path, step: int) -> list[Path]:
 def load_states(folder: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
     """States of the parts that are alike on all ranks, and of each rank's own."""
     found = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
-    return found["shared"], found["per_rank"]
+    return found["shared"], [torch.load(io.BytesIO(own), weights_only=True) for own in found["per_rank"]]
 
 
 @torch.no_grad()

@@ -88,7 +88,7 @@ class Saver:
         aside = self.parent / f"{ASIDE}{folder_of(self.parent, step).name}"
         self._agree(step, self._on_first(lambda: _make(aside)))
         own: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(states[1], own if self._rank == 0 else None)
+        dist.gather_object(_bytes(states[1]), own if self._rank == 0 else None)
         extra = _extra(states[0], own) if self._rank == 0 else {}
         writer = RankWriter(aside, self._rank, self._copies, extra)
         shards = {k: s for model in models for k, s in (*_owned(model, "weights"), *_owned(model, "optimizer_state"))}
@@ -222,7 +222,7 @@ def _everywhere(described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     }
 
 
-def _extra(shared: dict[str, Any], own: Sequence[dict[str, Any]]) -> dict[str, bytes]:
+def _extra(shared: dict[str, Any], own: Sequence[bytes]) -> dict[str, bytes]:
     """Rank 0's further files: the states, and what marks the folder as one of Megatron's."""
     config = json.dumps(asdict(CheckpointingConfig("torch_dist", 1))).encode()
     return {

@@ -1,7 +1,7 @@
 """Everything of a run that is no tensor of a model, by name: counters, places in the data, controllers, buffers.
 
 A part is anything with `state_dict` and `load_state_dict`. What `state_dict` returns must be plain: numbers, text,
-bytes, tensors, None, and lists, tuples and dicts of them.
+bytes, arrays, tensors, None, and lists, tuples and dicts of them. It is copied, so that the run may go on at once.
 """
 
 import random
@@ -50,7 +50,7 @@ class States:
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """States of the parts that are alike on all ranks, and of those that are this rank's own."""
-        found = {name: part.state_dict() for name, part in self._parts.items()}
+        found = {name: _packed(part.state_dict()) for name, part in self._parts.items()}
         own = {name: state for name, state in found.items() if name in self._per_rank}
         return {name: state for name, state in found.items() if name not in own}, own
 
@@ -77,7 +77,7 @@ class States:
         assert self._saved is not None
         if name in self._per_rank:
             if self._own is not None and name in self._own:
-                self._parts[name].load_state_dict(self._own[name])
+                self._parts[name].load_state_dict(_unpacked(self._own[name]))
             return
         if name not in self._saved:
             raise StateError(
@@ -85,7 +85,7 @@ class States:
                 "algorithm, data and rollout settings of the saved run, or start from its weights "
                 "(checkpoint.load=weights)"
             )
-        self._parts[name].load_state_dict(self._saved[name])
+        self._parts[name].load_state_dict(_unpacked(self._saved[name]))
 
 
 class RandomStates:
@@ -113,6 +113,28 @@ class RandomStates:
         if _on_cuda() and state["cuda"] is not None:
             torch.cuda.set_rng_state(state["cuda"])
         self._tracker.set_states(state["megatron"])
+
+
+ARRAY = "__array__"
+
+
+def _packed(value: Any) -> Any:
+    """A copy in which arrays are tensors, which are read back without running anybody's code."""
+    if isinstance(value, np.ndarray):
+        return {ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _packed(inner) for key, inner in value.items()}
+    return type(value)(map(_packed, value)) if isinstance(value, list | tuple) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value[ARRAY].numpy() if set(value) == {ARRAY} else {k: _unpacked(v) for k, v in value.items()}
+    return type(value)(map(_unpacked, value)) if isinstance(value, list | tuple) else value
 
 
 def _on_cuda() -> bool:

@@ -67,8 +67,8 @@ class _Stream:
         """Epochs handed out, with fractions."""
         return self._order.position / self._order.size
 
-    def state(self) -> dict[str, Any]:
-        """Where the stream stands: counts only what was handed out. For `load_state`; plain numbers and text."""
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: counts only what was handed out. For `load_state_dict`; plain numbers and text."""
         order = self._order
         return {
             "position": order.position,
@@ -78,9 +78,9 @@ class _Stream:
             "digest": self._digest,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` stands. Raises DataError if the data, the seed or the shuffling are not the same."""
-        own = self.state()
+        own = self.state_dict()
         changed = [
             f"{key} was {state.get(key)!r}, is {own[key]!r}"
             for key in own

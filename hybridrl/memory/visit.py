@@ -43,6 +43,10 @@ class Visitor:
         """Whether the hosts hold the visitor's weights now."""
         return self._swapped > 0
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The visitor's weights where they lie in the arena, by name: for reading and writing. Not during a visit."""
+        return {name: self._slots[name].view(host.dtype).view(host.shape) for name, host in self._hosts.items()}
+
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
         """Makes these weights, named, shaped and typed as the hosts, the visitor's. Raises RuntimeError in a visit."""

@@ -126,6 +126,11 @@ def current() -> Groups:
     )
 
 
+def random_states() -> Any:
+    """Megatron's tracker of named random states."""
+    return tensor_parallel.get_cuda_rng_tracker()
+
+
 def shutdown(*, world: bool = False) -> None:
     """Destroys Megatron's groups, and with `world` the world too. Does nothing where there are none."""
     if parallel_state.model_parallel_is_initialized():

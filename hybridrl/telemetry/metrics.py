@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from hybridrl.files import file_aside
 from hybridrl.telemetry.console import RunConsole
 
 
@@ -16,7 +18,7 @@ def set_aside(folder: Path) -> Path | None:
 
     Returns the new name, or None where there was no run in `folder`.
     """
-    if not (folder / "metrics.jsonl").exists():
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints")):
         return None
     number = 1
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
@@ -31,11 +33,14 @@ class MetricsWriter:
     A value that is not finite is written as null in the JSON lines, since JSON has no NaN.
     """
 
-    def __init__(self, folder: Path, console: RunConsole) -> None:
+    def __init__(self, folder: Path, console: RunConsole, *, done: int = 0) -> None:
+        """`done` steps are done already: what an earlier process recorded of later ones is dropped."""
         folder.mkdir(parents=True, exist_ok=True)
         self.console = console
+        if done:
+            _keep_steps(folder / "metrics.jsonl", done)
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records one step, at once and whole: a reader never sees half a line."""
@@ -47,9 +52,27 @@ class MetricsWriter:
             self._board.add_scalar(key, value, step)
         self.console.step(step, metrics)
 
+    def sync(self) -> None:
+        """Makes what was written durable: a checkpoint counts on it."""
+        os.fsync(self._lines.fileno())
+
     def close(self) -> None:
         self._lines.close()
         self._board.close()
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Drops the records after a step, and a line that was cut short. The file is replaced whole."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    with file_aside(path) as aside:
+        aside.write_text("".join(f"{line}\n" for line in lines if _step(line) <= last), encoding="utf-8")
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except ValueError:
+        return math.inf
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -117,6 +117,15 @@ class Optimizer:
         self._skipped_in_a_row = 0
         return Step(norm, lr, skipped=False)
 
+    def state_dict(self) -> dict[str, int]:
+        """The counters: what the schedule and the patience with bad gradients depend on. Moments are saved apart."""
+        return {"updates": self.updates, "skipped": self.skipped, "skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on from these counters."""
+        self.updates, self.skipped = state["updates"], state["skipped"]
+        self._skipped_in_a_row = state["skipped_in_a_row"]
+
     def forget(self) -> None:
         """Clears the moments and their step counts, as if no update had been made. Weights and schedule stay."""
         self.residence.before_step()

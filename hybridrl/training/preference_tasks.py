@@ -5,7 +5,7 @@ log-probs) is computed once. All methods are collective.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,12 @@ class Task(Protocol):
     def measure(self, places: Sequence[int]) -> dict[str, float]:
         """How the model does on these examples, by names without a prefix."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What `prepare` computed: it is of the model as it started, which is gone when a run goes on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the place of `prepare`."""
+
 
 class PairTask:
     """A policy that learns from pairs."""
@@ -66,6 +72,12 @@ class PairTask:
         rows = self.rows(places)
         gains = _gains(rows, self._policy.log_probs(rows)) * self._config.beta
         return _pair_measures(gains[0::2], gains[1::2])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"known": self._known.known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._known.known = state["known"]
 
     def _plain(self, places: Sequence[int]) -> list[Row]:
         return pair_rows([self._examples[i] for i in places], length_normalized=self._config.length_normalized)
@@ -104,6 +116,12 @@ class VerdictTask:
         means = [float(part.mean()) if len(part) else float("nan") for part in (gains[good], gains[~good])]
         return {"desirable": means[0], "undesirable": means[1], "margin": means[0] - means[1]}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"known": self._known.known, "strange": self._strange.known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._known.known, self._strange.known = state["known"], state["strange"]
+
     def _plain(self, places: Sequence[int]) -> list[Row]:
         return verdict_rows([self._examples[i] for i in places], length_normalized=self._config.length_normalized)
 
@@ -136,6 +154,12 @@ class RewardTask:
         scores = self._model.scores_of_rows(self.rows(places))
         return _pair_measures(scores[0::2], scores[1::2])
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is known before."""
+
 
 class _References:
     """Log-probs of the policy as it started: from a reference model, or precomputed."""
@@ -143,13 +167,14 @@ class _References:
     def __init__(self, config: PreferenceConfig, policy: Scorer, reference: Scorer | None) -> None:
         self._policy, self._reference = policy, reference
         self._wanted = config.loss != "simpo"
-        self._known: list[list[Floats]] = []
+        self.known: list[list[Floats]] = []
+        """By example; empty where a reference model is there to ask."""
 
     def precompute(self, rows: Sequence[Row], each: int) -> None:
         """Takes the policy's log-probs of all rows, `each` of one example, if no reference model is there to ask."""
         if self._wanted and self._reference is None:
             found = self._policy.log_probs(rows)
-            self._known = [found[start : start + each] for start in range(0, len(found), each)]
+            self.known = [found[start : start + each] for start in range(0, len(found), each)]
 
     def give(self, rows: Sequence[Row], places: Sequence[int]) -> list[Row]:
         """The rows of these examples with `ref_log_probs`."""
@@ -158,7 +183,7 @@ class _References:
         if self._reference is not None:
             found = self._reference.log_probs(rows)
         else:
-            found = [values for place in places for values in self._known[place]]
+            found = [values for place in places for values in self.known[place]]
         return [row.with_fields(ref_log_probs=values) for row, values in zip(rows, found, strict=True)]
 
 

@@ -21,6 +21,10 @@ class VisitingReference:
         self._actor, self._visitor = actor, visitor
         self.take(actor.tensors())
 
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Its weights, by the names of the policy's layout, where they lie between visits."""
+        return self._visitor.tensors()
+
     def take(self, policy: Mapping[str, Tensor]) -> None:
         """Makes the policy's current weights (`Actor.tensors`) the reference's."""
         self._visitor.take(policy)

@@ -66,7 +66,7 @@ def test_global_generators_are_not_touched() -> None:
     states = random.getstate(), torch.get_rng_state()
     shuffled = stream()
     shuffled.next(25)
-    stream().load_state(shuffled.state())
+    stream().load_state_dict(shuffled.state_dict())
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
 
@@ -77,10 +77,10 @@ def test_a_resumed_stream_goes_on_with_what_was_not_handed_out(done: int) -> Non
     for _ in range(done):
         straight.next(4)
         first.next(4)
-    saved = json.loads(json.dumps(first.state()))
+    saved = json.loads(json.dumps(first.state_dict()))
     first.next(4)  # read ahead and lost
     resumed = stream()
-    resumed.load_state(saved)
+    resumed.load_state_dict(saved)
     for _ in range(6):
         assert resumed.next(4) == straight.next(4)
 
@@ -88,13 +88,13 @@ def test_a_resumed_stream_goes_on_with_what_was_not_handed_out(done: int) -> Non
 @pytest.mark.parametrize("other", [stream(11), stream(seed=9), stream(shuffle=False)])
 def test_a_place_in_other_data_is_refused(other: PromptStream) -> None:
     with pytest.raises(DataError, match=r"was .*, is "):
-        other.load_state(stream().state())
+        other.load_state_dict(stream().state_dict())
 
 
 def test_other_content_of_the_same_size_is_refused() -> None:
     changed = [Prompt(id=index, token_ids=(index,), answer="x") for index in range(10)]
     with pytest.raises(DataError, match="digest"):
-        PromptStream(changed, batch=4, seed=3).load_state(stream().state())
+        PromptStream(changed, batch=4, seed=3).load_state_dict(stream().state_dict())
 
 
 def test_fewer_rows_than_a_batch_are_refused() -> None:

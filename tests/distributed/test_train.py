@@ -79,7 +79,17 @@ def test_a_run_with_one_copy_of_the_weights_is_the_run_with_two(
 def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool, tmp_path: Path) -> None:
     launch(pool, tmp_path / "run", "trainer.steps=1")
     found = {path.name for path in (tmp_path / "run").iterdir()}
-    assert found == {"config.yaml", "metrics.jsonl", "tensorboard", "hf", "memory.jsonl", "memory.png"}
+    names = {
+        "config.yaml",
+        "metrics.jsonl",
+        "tensorboard",
+        "hf",
+        "memory.jsonl",
+        "memory.png",
+        "rollouts",
+        "versions.json",
+    }
+    assert found == names
     assert json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["model_type"] == "qwen3_moe"
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in (tmp_path / "run" / "hf").iterdir()

@@ -1,0 +1,112 @@
+"""From a checkpoint of any layout to a Hugging Face folder, in one process that holds one tensor at a time:
+
+python -m hybridrl.checkpoint.export outputs/run/checkpoints/step-00000100 model-at-100 --source path/to/its/model
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from hybridrl.checkpoint.huggingface_export import MAX_SHARD_BYTES, SOURCE, export_weights
+from hybridrl.checkpoint.manifest import CheckpointError, checkpoints, file_problems, read_manifest, step_of
+from hybridrl.checkpoint.shards import WEIGHT
+from hybridrl.files import cache_folder
+from hybridrl.models import builtin
+from hybridrl.models.families import load_spec, weight_map, with_scalar_head
+from hybridrl.models.weights import Param
+from hybridrl.reshard.golden_checks import WeightError, dtype_name
+from hybridrl.reshard.layouts.huggingface import HuggingFaceLayout
+
+
+class CheckpointTensors(Mapping[str, torch.Tensor]):
+    """The whole weights of a model in a checkpoint, by their Hugging Face names; each is read when it is asked for."""
+
+    def __init__(self, folder: Path, model: str = "policy") -> None:
+        self._reader, self._prefix = FileSystemReader(folder), f"{model}.{WEIGHT}."
+        found = self._reader.read_metadata().state_dict_metadata
+        self._entries = {
+            key.removeprefix(self._prefix): entry
+            for key, entry in found.items()
+            if key.startswith(self._prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+
+    def described(self, name: str) -> Param:
+        """Its name, shape and dtype, without reading it."""
+        entry = self._entries[name]
+        return Param(name, tuple(entry.size), dtype_name(entry.properties.dtype))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry, key = self._entries[name], self._prefix + name
+        read = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
+        checkpoint.load(read, storage_reader=self._reader, no_dist=True)
+        return read[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _AsStored(HuggingFaceLayout):
+    """Whole tensors, in the dtypes that the checkpoint holds."""
+
+    tensors: CheckpointTensors
+
+    def params(self, rank: int) -> Mapping[str, Param]:
+        return {name: self.tensors.described(name) for name in self.tensors}
+
+
+def export_checkpoint(
+    folder: Path, out: Path, source: Path, *, dtype: str | None = SOURCE, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Writes the policy's weights of a checkpoint that is whole; `source` is the folder that the model came from.
+
+    Raises CheckpointError where the checkpoint is not whole, WeightError as `export_weights` does.
+    """
+    manifest = read_manifest(folder)
+    if problems := file_problems(folder, manifest.files, manifest.files):
+        raise CheckpointError(f"{folder} is not whole: {'; '.join(problems)}")
+    tensors, spec = CheckpointTensors(folder), load_spec(source)
+    weights = weight_map(spec)
+    if len(tensors) != len(weights):  # a reward model's head is not its source's
+        weights = weight_map(with_scalar_head(spec))
+    layout = _AsStored(weights, [0])
+    layout.tensors = tensors
+    export_weights(out, layout, tensors, 0, source=source, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m hybridrl.checkpoint.export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a folder step-…, or a folder of them: the newest is taken")
+    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("--source", required=True, help="model.path of the run: configuration and tokenizer")
+    parser.add_argument("--dtype", default=SOURCE, help="of the files: source (as the model's), float32, bfloat16")
+    parser.add_argument("--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, help="size of one file")
+    given = parser.parse_args(arguments)
+    folder = given.checkpoint
+    if step_of(folder) is None:
+        inner = folder / "checkpoints"
+        found = checkpoints(inner if inner.is_dir() else folder)
+        if not found:
+            parser.error(f"{folder} holds no checkpoint; expected folders named step-…")
+        folder = found[-1]
+    try:
+        source = builtin.resolve(given.source, cache_folder())
+        export_checkpoint(folder, given.out, source, dtype=given.dtype, max_shard_bytes=given.max_shard_bytes)
+    except (CheckpointError, WeightError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{given.out} holds the weights of {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""A run that was stopped and goes on is the run that was never stopped: the same samples, metrics and weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hybridrl.checkpoint.manifest import checkpoints
+from hybridrl.config.load import compose
+from hybridrl.telemetry.metrics import read_metrics
+from tests.distributed.pool import WorkerError, WorkerPool
+
+SMALL = (
+    *("recipe=grpo_tiny_moe", "warm_start.steps=4", "warm_start.batch_size=16", "trainer.prompts_per_step=4"),
+    *("rollout.n=4", "rewards.workers=1", "optimizer.lr=3e-3", "trainer.mini_batch_prompts=2", "data.seed=3"),
+)
+KL = ("algorithm.kl.where=loss", "algorithm.kl.coef=0.01")
+DYNAMIC = (
+    *("algorithm.dynamic_sampling.enabled=true", "algorithm.dynamic_sampling.generation_prompts=6"),
+    *("algorithm.dynamic_sampling.max_generation_batches=40",),
+    "rewards.judges=[{name: 'tests.distributed.test_resume:judge_by_length'}]",
+)
+
+
+def judge_by_length(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
+    """Nearly every group has a signal, and some have none."""
+    return float(len(response) % 2)
+
+
+def stop_before(step: int) -> None:
+    """Has this process's next run break at the start of a step."""
+    from hybridrl import session
+
+    original = session.Session.rollout_phase
+
+    def broken(self: Any, version: int) -> Any:
+        if version == step - 1:
+            session.Session.rollout_phase = original  # type: ignore[method-assign]
+            raise ZeroDivisionError(f"stopped before step {step}")
+        return original(self, version)
+
+    session.Session.rollout_phase = broken  # type: ignore[method-assign]
+
+
+def train(overrides: list[str], stop: int | None = None) -> None:
+    from hybridrl.train import run
+
+    if stop is not None:
+        stop_before(stop)
+    run(compose(overrides))
+
+
+def launch(
+    pool: WorkerPool, folder: Path, *overrides: str, world: int = 2, stop: int | None = None, every: int = 2
+) -> list[dict[str, Any]]:
+    words = [*SMALL, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}", f"checkpoint.every={every}"]
+    if stop is None:
+        pool.run(train, world=world, overrides=[*words, *overrides])
+    else:
+        with pytest.raises(WorkerError, match=f"stopped before step {stop}"):
+            pool.run(train, world=world, overrides=[*words, *overrides], stop=stop)
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if not k.startswith(("time/", "memory/"))} for r in records]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(folder / "hf" / "model.safetensors"))
+
+
+def check_alike(one: Path, other: Path) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "stop"),
+    [
+        (KL, 10, 4),  # in the middle of an epoch; the reference is the warm start's
+        (DYNAMIC, 12, 4),  # groups are pending, and an epoch ends in a batch
+        pytest.param((), 8, 3, marks=pytest.mark.full),  # at the border of an epoch
+        pytest.param(("optimizer.distributed=false", "model.dtype=bfloat16"), 10, 4, marks=pytest.mark.full),
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(
+    pool: WorkerPool, tmp_path: Path, options: tuple[str, ...], rows: int, stop: int
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    lines = [{"prompt": f"{a}+{a % 3}=", "answer": str(a + a % 3)} for a in range(rows)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common = (*options, "trainer.steps=5", f"data.path={data}", "warm_start.batch_size=8")
+    expected = launch(pool, tmp_path / "straight", *common)
+    before = launch(pool, tmp_path / "stopped", *common, stop=stop)
+    found = launch(pool, tmp_path / "stopped", *common)
+    assert [record["step"] for record in found] == [1, 2, 3, 4, 5]
+    assert len(before) == stop - 1
+    assert steady(found) == steady(expected)
+    check_alike(tmp_path / "stopped", tmp_path / "straight")
+    for name in ("step-00000004.jsonl", "step-00000005.jsonl"):
+        ours, theirs = (tmp_path / run / "rollouts" / name for run in ("stopped", "straight"))
+        assert ours.read_text() == theirs.read_text()
+
+
+def test_another_world_goes_on_with_the_same_data(pool: WorkerPool, tmp_path: Path) -> None:
+    expected = launch(pool, tmp_path / "straight", "trainer.steps=3")
+    launch(pool, tmp_path / "stopped", "trainer.steps=3", stop=3)
+    found = launch(pool, tmp_path / "stopped", "trainer.steps=3", "parallel.ep=1", world=1)
+    assert [record["data/epoch"] for record in found] == [record["data/epoch"] for record in expected]
+    assert found[2]["loss/policy"] == pytest.approx(expected[2]["loss/policy"], abs=1e-5)
+    assert found[2]["lr"] == expected[2]["lr"]
+
+
+def test_a_broken_checkpoint_is_left_and_the_one_before_it_used(pool: WorkerPool, tmp_path: Path) -> None:
+    common = ("trainer.steps=4", "checkpoint.keep_last=3")
+    expected = launch(pool, tmp_path / "run", *common, every=1)
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    broken = newest / "__1_0.distcp"
+    content = bytearray(broken.read_bytes())
+    content[len(content) // 2] ^= 1
+    broken.write_bytes(content)
+    assert steady(launch(pool, tmp_path / "run", *common, every=1)) == steady(expected)
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {"step-00000002", "step-00000003", "step-00000004", "aside-step-00000004"}
+
+
+def test_a_named_checkpoint_starts_a_run_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
+    launch(pool, tmp_path / "first", "trainer.steps=2")
+    named = f"trainer.resume={tmp_path / 'first'}"
+    goes_on = launch(pool, tmp_path / "second", "trainer.steps=3", named)
+    assert [record["step"] for record in goes_on] == [3]
+    words = ("trainer.steps=1", named, "checkpoint.load=weights", "warm_start.steps=0", "optimizer.schedule=constant")
+    afresh = launch(pool, tmp_path / "third", *words, "optimizer.warmup_steps=2")
+    assert [record["step"] for record in afresh] == [1]
+    assert afresh[0]["lr"] == pytest.approx(2.25e-3)  # of 1.5e-3 and 3e-3: a warm-up that begins anew
+    with pytest.raises(WorkerError, match=r"holds no kl|holds no|does not have"):
+        launch(pool, tmp_path / "fourth", "trainer.steps=3", named, "recipe=sft_tiny_moe")
+
+
+def test_the_metrics_of_a_finished_run_stay(pool: WorkerPool, tmp_path: Path) -> None:
+    first = launch(pool, tmp_path / "run", "trainer.steps=2")
+    assert launch(pool, tmp_path / "run", "trainer.steps=2") == first
+    assert len(launch(pool, tmp_path / "run", "trainer.steps=2", "trainer.resume=none")) == 2
+    assert read_metrics(tmp_path / "run.1" / "metrics.jsonl") == first
