@@ -140,9 +140,15 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_a_model_is_built(pool
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("recipe", ["grpo_tiny_deepseek", "grpo_tiny_glm4"])
 @pytest.mark.parametrize(
-    ("world", "overrides"), [(2, []), (2, ["parallel.cp=2", "model.dtype=bfloat16"]), (4, ["parallel.tp=2"])]
+    ("recipe", "world", "overrides"),
+    [
+        ("grpo_tiny_deepseek", 2, ["parallel.cp=2", "model.dtype=bfloat16"]),
+        ("grpo_tiny_glm4", 2, []),
+        pytest.param("grpo_tiny_deepseek", 2, [], marks=pytest.mark.full),
+        pytest.param("grpo_tiny_deepseek", 4, ["parallel.tp=2"], marks=pytest.mark.full),
+        pytest.param("grpo_tiny_glm4", 4, ["parallel.tp=2"], marks=pytest.mark.full),
+    ],
 )
 def test_models_with_sigmoid_routing_train_and_their_engine_agrees(
     pool: WorkerPool, tmp_path: Path, recipe: str, world: int, overrides: list[str]
