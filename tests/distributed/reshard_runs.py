@@ -18,6 +18,7 @@ from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.reshard.sync import WeightSync
 from hybridrl.reshard.transports import GlooTransport, SharedTransport
+from tests.reshard.models import weights
 from tests.reshard.simulated import DENSE, MIXTRAL, MOE, whole_tensors
 
 ALL_MOE = replace(MOE, moe=replace(MOE.moe, layers=(True,) * MOE.num_layers))
@@ -27,6 +28,9 @@ SPECS: Mapping[str, ModelSpec] = {
     "mixtral": MIXTRAL,
     "dense": DENSE,
     "tied": replace(DENSE, tied=True),
+    "deepseek": weights("deepseek_v3").spec,
+    "moonlight": weights("deepseek_v3_whole_q").spec,
+    "glm": weights("glm4_moe").spec,
 }
 """Models that SGLang has too."""
 TRAINING: Mapping[str, dict[str, int]] = {
@@ -133,6 +137,8 @@ def sync_pairs(
             shard(destination, rank, None),
         )
         options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "verify": verify, "transport": TRANSPORTS[transport]()}
+        rebuilt: list[Any] = []
+        options["hooks"] = {"post_load_weights": rebuilt.append}
         sync = WeightSync(source, trained, destination, served, rank, **options)
         buffers = [buffer.data_ptr() for buffer in (*sync.executor.staging.send, *sync.executor.staging.receive)]
         for version, tensors in enumerate(versions):
@@ -149,6 +155,7 @@ def sync_pairs(
                 "differs from the codes",
             )
             assert sync.version == version
+            assert len(rebuilt) == (version + 1 if sync.plan.derived else 0)
         assert buffers == [b.data_ptr() for b in (*sync.executor.staging.send, *sync.executor.staging.receive)]
         assert sync.executor.staging.nbytes <= 2 * bucket_bytes
         sync.close()

@@ -25,6 +25,18 @@ def test_codes_arrive_over_layouts_of_experts(pool, transport, step):
         assert max(one["rounds"] for one in own) > 2
 
 
+@pytest.mark.parametrize("spec", ["deepseek", "moonlight", "glm"])
+def test_codes_arrive_in_models_with_latent_attention_and_shared_experts(pool, spec):
+    pairs = [
+        ("tp2 ep4", "tp4 ep4"),
+        ("tp2 pp2 vpp2", "tp4 dp2 ep4"),
+        ("tp4, engine's order", "tp2 ep2 twice, crossed"),
+        ("pp2 ep2, engine's order", "whole on the last two"),
+        ("tp2 cp2", "tp4"),
+    ]
+    pool.run(reshard_runs.sync_pairs, world=4, spec=spec, pairs=pairs, bucket_bytes=2**14, verify=True)
+
+
 def test_codes_arrive_in_a_tied_dense_model(pool):
     pairs = spread(DENSE_TRAINING, DENSE_ENGINES, 3)
     pool.run(reshard_runs.sync_pairs, world=4, spec="tied", pairs=pairs, bucket_bytes=2**20, verify=True)
