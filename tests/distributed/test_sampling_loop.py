@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch.distributed as dist
@@ -29,9 +30,9 @@ def judge_none(response: str, answer: str | None, metadata: dict[str, Any]) -> f
     return 0.0
 
 
-def judge_by_first_letter(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
-    """1 for about a third of an untrained model's responses."""
-    return float(ord(response[:1] or "a") % 3 == 0)
+def judge_by_digest(response: str, answer: str | None, metadata: dict[str, Any]) -> float:
+    """1 for about a fifth of the responses, whatever they say."""
+    return float(crc32(response.encode()) % 5 == 0)
 
 
 def watched(folder: str, steps: int, overrides: list[str]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def _facts(sample: Sample) -> tuple[Any, ...]:
 def test_groups_are_made_up_by_all_replicas_and_stay_whole(pool: WorkerPool, tmp_path: Path) -> None:
     options = ["algorithm=dapo", "algorithm.dynamic_sampling.generation_prompts=4"]
     options += ["algorithm.dynamic_sampling.max_generation_batches=0"]
-    options += [f"rewards.judges=[{{name: '{__name__}:judge_by_first_letter'}}]"]
+    options += [f"rewards.judges=[{{name: '{__name__}:judge_by_digest'}}]"]
     results = pool.run(watched, world=2, folder=str(tmp_path / "run"), steps=2, overrides=options)
     assert results[0]["found"] == results[1]["found"]
     batches = [len(r["asked"]) for r in results]
@@ -82,7 +83,9 @@ def test_groups_are_made_up_by_all_replicas_and_stay_whole(pool: WorkerPool, tmp
         assert all(len(set(r)) > 1 for r in rewards.values())
         assert [index for _, index, *_ in samples] == [0, 1, 2, 3] * 4
         assert metrics["sampling/groups"] == 4 * metrics["sampling/batches"]
-        assert 0 < metrics["tokens/discarded"] < metrics["tokens/generated"]
+        thrown_away = metrics["tokens/discarded"]
+        assert thrown_away < metrics["tokens/generated"]
+        assert thrown_away > 0 or metrics["sampling/batches"] == 1
 
 
 def test_a_step_without_signal_ends_the_run_after_exactly_the_allowed_batches(pool: WorkerPool, tmp_path: Path) -> None:
