@@ -62,7 +62,7 @@ class HybridEngine:
     Args:
         engine: it is put to sleep here: the trainer has the device first.
         weights: how parameters change phase.
-        ledger: has an owner `engine weights`, which `engine.sleep` may free; entries are added at each border.
+        ledger: entries are added at each border.
         barrier: of all ranks.
         give_back: frees what the allocator keeps, where the engine is another process on the same device.
     """
@@ -81,9 +81,9 @@ class HybridEngine:
         self._barrier, self._give_back = barrier, give_back
         self._models: dict[str, ModelResidence] = {}
         self._interrupted = self._generating = False
-        before = ledger.count()["engine weights"]
+        self._growth: int | None = None
+        """Bytes that the weights take more in a rollout than in training; known after the first."""
         engine.sleep()
-        self._sleeping = before - ledger.count()["engine weights"]
 
     def attach(
         self,
@@ -185,12 +185,14 @@ class HybridEngine:
         held = self._ledger.mark("trained").total
         for model in self._models.values():
             model.release()
-        if sum(self._ledger.count().values()) + self._sleeping > held:
-            self._released()  # there is no room yet for the engine's weights
+        left = sum(self._ledger.count().values())
+        if self._growth is None or left + self._growth > held:
+            self._released()  # there is no room yet for the engine's weights, or who knows
+            left = sum(self._ledger.count().values())
         self._engine.wake_weights()
-        self._ledger.mark("woken")
+        woken = self._ledger.mark("woken").total
         moved = self._weights.to_rollout(version)
-        self._ledger.mark("synced")
+        self._growth = max(woken, self._ledger.mark("synced").total) - left
         self._released()
         if self._give_back is not None:
             self._give_back()
