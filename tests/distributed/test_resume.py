@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hybridrl.checkpoint import export
 from hybridrl.checkpoint.manifest import checkpoints
 from hybridrl.config.load import compose
 from hybridrl.telemetry.metrics import read_metrics
@@ -147,3 +148,22 @@ def test_the_metrics_of_a_finished_run_stay(pool: WorkerPool, tmp_path: Path) ->
     assert launch(pool, tmp_path / "run", "trainer.steps=2") == first
     assert len(launch(pool, tmp_path / "run", "trainer.steps=2", "trainer.resume=none")) == 2
     assert read_metrics(tmp_path / "run.1" / "metrics.jsonl") == first
+
+
+def test_a_checkpoint_is_exported_as_the_run_exports_its_model(pool: WorkerPool, tmp_path: Path) -> None:
+    launch(pool, tmp_path / "run", "trainer.steps=2")
+    words = [
+        str(tmp_path / "run"),
+        str(tmp_path / "out"),
+        "--source",
+        "builtin:tiny_moe",
+        "--max-shard-bytes",
+        "300000",
+    ]
+    assert export.main(words) == 0
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2
+    ours = {name: value for file in files for name, value in load_file(file).items()}
+    theirs = weights(tmp_path / "run")
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
