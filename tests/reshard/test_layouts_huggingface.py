@@ -24,7 +24,8 @@ def test_memory_layout_is_that_of_the_loaded_model(variant: str) -> None:
     layout = TransformersLayout(weight_map(load_spec(folder)), [0])
     ours = scatter(layout, load_file(folder / "model.safetensors"))[0]
     model = AutoModelForCausalLM.from_pretrained(folder)
-    real = dict(model.named_parameters())
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    real = {**dict(model.named_parameters()), **buffers}
     assert real.keys() == ours.keys()
     assert {n: tuple(p.shape) for n, p in real.items()} == {n: p.shape for n, p in layout.params(0).items()}
     assert all(torch.equal(real[name], ours[name]) for name in real)

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from hybridrl.memory.residence import Always
 from hybridrl.training.optimizer import Optimizer
 
 
 def stand_in(**part: Any) -> Any:
     """An optimizer of one part."""
     parts = [SimpleNamespace(**part)]
-    return SimpleNamespace(inner=SimpleNamespace(chained_optimizers=parts), config=SimpleNamespace(clip_grad=1.0))
+    inner, config = SimpleNamespace(chained_optimizers=parts), SimpleNamespace(clip_grad=1.0)
+    return SimpleNamespace(inner=inner, config=config, residence=Always())
 
 
 def test_forgetting_takes_back_a_step_that_is_counted_by_group() -> None:
