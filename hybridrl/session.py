@@ -18,9 +18,7 @@ from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.algorithm import updates_a_step
 from hybridrl.inputs import Inputs, read_inputs
-from hybridrl.memory.region import Region
-from hybridrl.memory.single import SingleWeights
-from hybridrl.memory.timeshare import TimeShare, held_in_rollout, make_room
+from hybridrl.memory.timeshare import held_in_rollout, make_room
 from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel import groups
@@ -28,10 +26,8 @@ from hybridrl.parallel.device import choose_device
 from hybridrl.parallel.signals import Stopped, StopSignals
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.parallel.watchdog import Watchdog
-from hybridrl.reshard.sync import WeightSync
 from hybridrl.rewards.reward_model import split_judges
 from hybridrl.rewards.score import Judges
-from hybridrl.rollout.engine import SharingEngine
 from hybridrl.rollout.engines import make_engine
 from hybridrl.rollout.groups import GroupPool
 from hybridrl.rollout.replicas import Replicas
@@ -39,6 +35,7 @@ from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.stops import decoding
 from hybridrl.run_models import RunModels, make_models
 from hybridrl.saved import checkpoints_of
+from hybridrl.shared import device_bytes, share_device
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
@@ -130,9 +127,9 @@ class Session:
                 self.actor.layout,
                 self.tokenizer_folder,
                 held_bytes=held_in_rollout(config.memory, self.actor),
-                device_bytes=self._device_bytes,
+                device_bytes=device_bytes(self.device),
             )
-            self.share = self._stack.enter_context(self._share_device())
+            self.share = self._stack.enter_context(share_device(self, self._stack))
             self.hybrid = self.share.hybrid
             self.replicas = Replicas(
                 self.engine,
@@ -143,7 +140,7 @@ class Session:
             self.groups = GroupPool(config.algorithm.dynamic_sampling, config.trainer.prompts_per_step)
             kl = config.algorithm.kl
             self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
-        if self._wants_reference():
+        if self.wants_reference:
             self.reference = self._make_reference(spec, sizes)
         self._resume()
         self._open_folder(spec, inputs)
@@ -167,7 +164,9 @@ class Session:
         """The model that the run is for, and exports."""
         return self.actor if self.reward_model is None else self.reward_model
 
-    def _wants_reference(self) -> bool:
+    @property
+    def wants_reference(self) -> bool:
+        """Whether the algorithm compares with a frozen policy."""
         algorithm, preference = self.config.algorithm, self.config.preference
         if algorithm.name == "preference":
             return preference.reference == "on_the_fly"
@@ -206,63 +205,6 @@ class Session:
             return self._stack.enter_context(Judges(replace(self.config.rewards, judges=rules)))
         except ValueError as error:
             raise ConfigError([f"rewards.judges: {error}"]) from error
-
-    def _make_sync(self) -> WeightSync:
-        config, engine = self.config, self.engine
-        return WeightSync(
-            self.actor.layout,
-            self.actor.tensors(),
-            engine.layout,
-            engine.parameters(),
-            self.rank,
-            bucket_bytes=config.reshard.bucket_bytes,
-            ranks_per_node=config.trainer.ranks_per_node,
-            verify=config.reshard.verify,
-            adopt=engine.adopt if isinstance(engine, SharingEngine) else None,
-        )
-
-    def _make_single(self, region: Region) -> SingleWeights:
-        config, engine = self.config, self.engine
-        if not isinstance(engine, SharingEngine):
-            raise TypeError(f"{type(engine).__name__} cannot take storage that comes and goes with the phases")
-        return SingleWeights(
-            self.actor.layout,
-            self.actor.tensors(),
-            region,
-            engine.layout,
-            engine.parameters(),
-            self.rank,
-            adopt=engine.adopt,
-            bucket_bytes=config.reshard.bucket_bytes,
-            ranks_per_node=config.trainer.ranks_per_node,
-        )
-
-    @property
-    def _device_bytes(self) -> int | None:
-        """A GPU's memory."""
-        cuda = self.device.type == "cuda"
-        return torch.cuda.get_device_properties(self.device).total_memory if cuda else None
-
-    def _share_device(self) -> TimeShare:
-        region = self.actor.region
-        way = self._make_sync() if region is None else self._make_single(region)
-        self._stack.callback(way.close)
-        cuda, memory = self.device.type == "cuda", self.config.memory
-        beside = self.config.rollout.engine == "sglang" and self.config.rollout.sglang.hosting == "subprocess"
-        return TimeShare(
-            memory,
-            self.actor,
-            self.engine,
-            way if isinstance(way, SingleWeights) else way.run,
-            staging=way.staging if isinstance(way, SingleWeights) else way.executor.staging.tensors,
-            regions=(region, way.engine_region if isinstance(way, SingleWeights) else None),
-            device=self.device,
-            device_bytes=self._device_bytes,
-            folder=Path(memory.arena_dir or self.folder / "arena"),
-            reference=self._wants_reference(),
-            critic=self.critic,
-            give_back=torch.cuda.empty_cache if cuda and beside else None,
-        )
 
     def _make_reference(self, spec: ModelSpec, sizes: ParallelSizes) -> Reference | VisitingReference:
         visitor = None if self.supervised else self.share.visitor(self.actor.tensors())
