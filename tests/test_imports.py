@@ -12,7 +12,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridrl"
 
 TIERS = [
-    {"train", "plan", "planning", "launch", "session", "inputs", "registered", "run_models", "shared", "saved", "supervised", "sampling_loop"},
+    {
+        "train",
+        "plan",
+        "planning",
+        "launch",
+        "session",
+        "inputs",
+        "registered",
+        "run_models",
+        "shared",
+        "saved",
+        "supervised",
+        "sampling_loop",
+    },
     {"rollout", "training", "rewards", "environments", "data", "checkpoint"},
     {"memory"},
     {"reshard"},

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hybridrl.reshard.compile import torch_dtype
 from hybridrl.reshard.plan import Copy, Plan, Segment, View
-from hybridrl.reshard.storages import Tensors
+from hybridrl.reshard.storages import Tensors, device_of
 
 CHUNK = 2**20
 """Elements summed at a time: what a check needs beside the weights is some multiple of this."""
@@ -35,7 +35,7 @@ class Checker:
         self._plan = plan
         self._source = source
         self._destination = destination
-        self._device = next((t.device for t in (*source.values(), *destination.values())), torch.device("cpu"))
+        self._device = device_of(source, destination)
 
     @torch.no_grad()
     def __call__(self) -> None:

@@ -19,7 +19,7 @@ from hybridrl.reshard.agreement import Agreement, Outcome, SyncError
 from hybridrl.reshard.compile import CompiledRound, Compiler, Program, Runnable, view_problems
 from hybridrl.reshard.golden_checks import agree
 from hybridrl.reshard.plan import Derived, Plan
-from hybridrl.reshard.storages import Storages, Tensors, device_problems, overlap_problems
+from hybridrl.reshard.storages import Storages, Tensors, device_of, device_problems, overlap_problems
 from hybridrl.reshard.transports import Transport
 
 Hook = Callable[[Sequence[Derived]], None]
@@ -72,7 +72,7 @@ class Executor:
         """Version of the weights that the destination holds whole; None where it holds none, or a half-written one."""
         self._hooks = dict(hooks or {})
         agree("the reshard cannot be run", self._problems(source, destination, world))
-        device = next((t.device for t in (*source.values(), *destination.values())), torch.device("cpu"))
+        device = device_of(source, destination)
         self.staging = transport.stage(plan, device, slots)
         program = Compiler(plan, source, destination, self.staging, world).compile()
         self._program = program if paging is None else paging(program)

@@ -4,9 +4,19 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 Tensors = Mapping[str, torch.Tensor]
 """A rank's parameters and buffers by the names of its layout."""
+
+
+def device_of(*sides: Tensors) -> torch.device:
+    """Where these tensors lie; on a rank without any, where the others' do: by the backend of the world."""
+    found = next((tensor.device for side in sides for tensor in side.values()), None)
+    if found is not None:
+        return found
+    cuda = dist.is_initialized() and "cuda:nccl" in dist.get_backend_config()
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
 class _Home(NamedTuple):

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-import torch
-
 from hybridrl.models.weights import ITEM_BYTES, Param
 from hybridrl.reshard.aliasing import Adopt, is_shared, share
 from hybridrl.reshard.checksum import Checker
@@ -22,7 +20,7 @@ from hybridrl.reshard.plan import Plan
 from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, Planner
 from hybridrl.reshard.proof import coverage_problems, peer_problems
 from hybridrl.reshard.schedule import BucketError
-from hybridrl.reshard.storages import Tensors
+from hybridrl.reshard.storages import Tensors, device_of
 from hybridrl.reshard.survey import PlanError
 from hybridrl.reshard.transports import Transport, make_transport
 
@@ -182,5 +180,4 @@ def _params(layout: Layout, rank: int) -> Mapping[str, Param]:
 
 def transport_of(source: Tensors, destination: Tensors) -> Transport:
     """The transport for where these tensors are."""
-    device = next((tensor.device for tensor in (*source.values(), *destination.values())), torch.device("cpu"))
-    return make_transport(device)
+    return make_transport(device_of(source, destination))
