@@ -1,13 +1,21 @@
 """The dry run's bytes against those that training really holds."""
 
+import json
+
 import pytest
 
+from hybridrl.config.load import compose
+from hybridrl.files import cache_folder
+from hybridrl.models import builtin
 from hybridrl.models.families import load_spec
 from hybridrl.planning.activations import activations
+from hybridrl.planning.estimate import estimate
+from hybridrl.planning.hardware import find_hardware
 from hybridrl.planning.layouts import Layouts, trained_weights, training_shard
 from hybridrl.planning.memory import trained
 from tests.distributed import planned_runs
 from tests.distributed.actor_runs import make_config
+from tests.distributed.test_train import SMALL, launch
 from tests.models.tiny import tiny_folder
 
 WIDE = {"hidden_size": 128, "head_dim": 32, "vocab_size": 512}
@@ -83,3 +91,23 @@ def test_activations_are_as_planned(pool, shape, recompute):
     assert tokens == config.trainer.max_tokens_per_micro_batch
     spec = trained_weights(load_spec(folder), config).spec
     assert activations(config, spec, 0, fused=False).kept == pytest.approx(measured, rel=0.25)
+
+
+NAMES = {"masters": "master weights", "engine": "engine weights"}
+"""Owners that the ledger calls otherwise."""
+
+
+def test_the_ledger_of_a_run_is_as_planned(pool, tmp_path):
+    launch(pool, tmp_path / "run", "trainer.export_final=false", "trainer.steps=2")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "memory.jsonl").read_text().splitlines()]
+    counted = {line["event"]: line["owners"] for line in lines if line["step"] == 2}
+    config = compose(["recipe=grpo_tiny_moe", *SMALL])
+    spec = load_spec(builtin.resolve(config.model.path, cache_folder()))
+    planned = estimate(config, trained_weights(spec, config), find_hardware("h100"), cuda=False).memory.phases
+    for phase, event, owners in (
+        ("update", "trained", ("parameters", "gradients", "masters", "moments")),
+        ("rollout", "synced", ("parameters", "engine")),
+    ):
+        for owner in owners:
+            found = counted[event][NAMES.get(owner, owner)]
+            assert planned[phase].get(owner, 0) == pytest.approx(found, rel=0.02), (phase, owner)
