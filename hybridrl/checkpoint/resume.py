@@ -20,7 +20,7 @@ from hybridrl.checkpoint.states import States, per_rank
 from hybridrl.config.schema import Config
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Set by torchrun: how often it has started these ranks again after a failure."""
+"""Set by torchrun: how often it has started ranks again for a failure on this node."""
 
 
 class Checkpoints:
@@ -56,8 +56,7 @@ class Checkpoints:
             remove_leftovers(self.folder)
         dist.barrier()
         wanted, source = self._config.trainer.resume, None
-        restarted = int(os.environ.get(RESTARTS, "0")) > 0
-        if wanted == "auto" or restarted:
+        if wanted == "auto" or _started_again():
             source = newest_whole(self.folder, self._note)
         own = source is not None
         if source is None and wanted not in ("auto", "none"):
@@ -150,3 +149,10 @@ class Checkpoints:
 
 def _silent(_: str) -> None:
     """What is said once for all ranks is said by the first."""
+
+
+def _started_again() -> bool:
+    """Whether torchrun started any rank again: nodes count by themselves, so their counts differ."""
+    counts: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, int(os.environ.get(RESTARTS, "0")))
+    return any(counts)

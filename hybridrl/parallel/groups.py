@@ -21,6 +21,7 @@ from hybridrl.parallel import compat  # isort: skip - must precede megatron.core
 from megatron.core import parallel_state, tensor_parallel
 
 from hybridrl.parallel.device import backend
+from hybridrl.parallel.rendezvous import fresh, shared_store
 from hybridrl.parallel.sizes import Coordinates, ParallelSizes
 
 
@@ -64,7 +65,13 @@ def start_world(device: torch.device, *, timeout_s: float = 1800.0) -> None:
     """
     limit = timedelta(seconds=timeout_s)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend(device), timeout=limit)
+        store = shared_store(os.environ, limit)
+        if store is None:
+            dist.init_process_group(backend(device), timeout=limit)
+            return
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        own = fresh(store, rank, world, limit)
+        dist.init_process_group(backend(device), store=own, rank=rank, world_size=world, timeout=limit)
         return
     dist.init_process_group(backend(device), store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
 
