@@ -10,7 +10,11 @@ import yaml
 
 from hybridrl.config.schema import Config
 
-_SECRET = re.compile(r"(^|_)(api_?key|password|passwd|secret|credentials?|(auth|access|bearer)_?token)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[_-])(password|passwd|passphrase|secret|credentials?|authorization"
+    r"|(api|access|secret|private)[_-]?key|(api|auth|access|bearer|refresh|hf)[_-]?token)$",
+    re.IGNORECASE,
+)
 HIDDEN = "<hidden>"
 
 

@@ -16,7 +16,7 @@ from hybridrl.config.compose import ConfigError, compose
 from hybridrl.config.defaults import resolve_defaults
 from hybridrl.config.folders import RECIPES
 from hybridrl.config.load import hydra_main, save_config
-from hybridrl.config.schema import Config
+from hybridrl.config.schema import Config, JudgeConfig
 from hybridrl.config.strict import build
 from tests.config.models import MOE
 from tests.config.program import main as program
@@ -70,6 +70,30 @@ def test_saving_replaces_the_file_whole(tmp_path: Path) -> None:
     path = save_config(config, tmp_path / "a" / "b")
     assert os.listdir(path.parent) == ["config.yaml"]
     assert OmegaConf.load(path).optimizer.lr == 1e-6
+
+
+SECRET = "never-to-be-read"
+SECRET_NAMES = (
+    *("api_key", "OPENAI_API_KEY", "apikey", "x-api-key", "password", "db_password", "passwd", "client_secret"),
+    *("credentials", "auth_token", "access_token", "HF_TOKEN", "aws_secret_access_key", "private_key", "Authorization"),
+)
+OPEN_NAMES = ("eos_token", "stop_token", "tokenizer", "max_tokens", "key", "answer_key", "secretary", "password_length")
+
+
+def test_what_a_name_calls_a_secret_is_not_saved(tmp_path: Path) -> None:
+    config = Config()
+    given = dict.fromkeys(SECRET_NAMES, SECRET) | {name: f"open {name}" for name in OPEN_NAMES}
+    config.data.task_args = {**given, "unset": {"api_key": None}}
+    config.rollout.sglang.server_args = {"nested": [{"deeper": given}]}
+    config.rewards.judges = [JudgeConfig(name="http", args=given)]
+    path = save_config(config, tmp_path)
+    assert SECRET not in path.read_text()
+    saved = yaml.safe_load(path.read_text())
+    hidden = dict.fromkeys(SECRET_NAMES, "<hidden>") | {name: f"open {name}" for name in OPEN_NAMES}
+    assert saved["data"]["task_args"] == {**hidden, "unset": {"api_key": None}}
+    assert saved["rollout"]["sglang"]["server_args"] == {"nested": [{"deeper": hidden}]}
+    assert saved["rewards"]["judges"][0]["args"] == hidden
+    assert config.data.task_args["api_key"] == SECRET, "the run itself needs it"
 
 
 @pytest.mark.parametrize(
