@@ -1,7 +1,13 @@
-"""What a checkpoint holds of a run: its models, and everything else that a step depends on, by name."""
+"""What is saved of a run: in a checkpoint its models and everything else that a step depends on, by name; and the
+trained model as a Hugging Face folder."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
+from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.checkpoint.resume import Checkpoints
 from hybridrl.checkpoint.shards import Model
 from hybridrl.checkpoint.states import RandomStates
@@ -35,3 +41,29 @@ def checkpoints_of(session: "Session") -> Checkpoints:
         if hasattr(session, name):
             found.states.add(name, getattr(session, name))
     return found
+
+
+def export(session: "Session", folder: Path) -> None:
+    """Writes the trained weights as a Hugging Face folder; one that this run has written before stays.
+
+    Every rank calls it. Raises WeightError as `export_weights` does.
+    """
+    if session.checkpoints.continues and _exists(folder, session):
+        return
+    dtype = session.config.trainer.export_dtype
+    export_weights(
+        folder,
+        session.trained.layout,
+        session.trained.tensors(),
+        session.rank,
+        source=session.model_folder,
+        tokenizer=session.tokenizer_folder,
+        dtype=None if dtype == "parameters" else dtype,
+    )
+
+
+def _exists(folder: Path, session: "Session") -> bool:
+    """Whether rank 0 sees the folder: file systems need not show it to all at the same time."""
+    found = torch.tensor([session.rank == 0 and folder.exists()], dtype=torch.int32, device=session.device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found.item())

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from hybridrl.algorithms.kl_control import KlController
-from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
@@ -34,7 +33,7 @@ from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.stops import decoding
 from hybridrl.run_models import RunModels, make_models
-from hybridrl.saved import checkpoints_of
+from hybridrl.saved import checkpoints_of, export
 from hybridrl.shared import device_bytes, share_device
 from hybridrl.telemetry.console import RunConsole
 from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
@@ -355,7 +354,7 @@ class Session:
         every = self.config.checkpoint.hf_every
         if every is not None and step % every == 0:
             with self.timer("export"), self._saving():
-                self._export(self.checkpoints.folder / f"hf-{step:08d}")
+                export(self, self.checkpoints.folder / f"hf-{step:08d}")
         if number is not None:
             self.note(f"ended by a signal after step {step}, which is saved in {self.checkpoints.folder}")
             raise Stopped(number)
@@ -380,27 +379,8 @@ class Session:
         self.checkpoints.finish()
         model = self.folder / "hf" if self.config.trainer.export_final else None
         if model is not None:
-            self._export(model)
+            export(self, model)
         if self.writer is not None:
             if not self.supervised and self.config.memory.trace:
                 plot_trace(self.folder)
             self.writer.console.conclude(self.folder, model)
-
-    def _export(self, folder: Path) -> None:
-        """Writes the trained weights as a Hugging Face model; one that this run has written before stays."""
-        if self.checkpoints.continues and self._exists(folder):
-            return
-        export_weights(
-            folder,
-            self.trained.layout,
-            self.trained.tensors(),
-            self.rank,
-            source=self.model_folder,
-            tokenizer=self.tokenizer_folder,
-        )
-
-    def _exists(self, folder: Path) -> bool:
-        """Whether rank 0 sees the folder: file systems need not show it to all at the same time."""
-        found = torch.tensor([self.rank == 0 and folder.exists()], dtype=torch.int32, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return bool(found.item())

@@ -77,7 +77,7 @@ def test_a_run_with_one_copy_of_the_weights_is_the_run_with_two(
 
 
 def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool, tmp_path: Path) -> None:
-    launch(pool, tmp_path / "run", "trainer.steps=1")
+    launch(pool, tmp_path / "run", "trainer.steps=1", "trainer.export_dtype=bfloat16")
     found = {path.name for path in (tmp_path / "run").iterdir()}
     names = {
         "config.yaml",
@@ -94,6 +94,8 @@ def test_the_run_folder_holds_configuration_metrics_and_a_model(pool: WorkerPool
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in (tmp_path / "run" / "hf").iterdir()
     }
+    written = load_file(tmp_path / "run" / "hf" / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("where", ["loss", "reward", "return"])
