@@ -162,6 +162,16 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
+def notes(spec: ModelSpec, parameter_layout: str) -> list[str]:
+    """What the engine's parameter layout leaves in Megatron's own, though the figures alone do not say so."""
+    if parameter_layout != "engine" or spec.mla is None or spec.mla.q_lora_rank is None:
+        return []
+    return [
+        "latent attention: the projections down, linear_q_down_proj and linear_kv_down_proj, stay in Megatron's layout "
+        "in both parameter layouts. The engine has the two as one tensor, so they are never shared"
+    ]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hybridrl.reshard.explain", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a name in conf/model, or a Hugging Face folder")
@@ -191,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(render(report))
+    for note in notes(planner.source.weights.spec, options.parameter_layout):
+        print(f"\n{note}")
     if options.json is not None:
         options.json.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     if options.heat_map is not None:

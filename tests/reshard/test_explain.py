@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hybridrl.reshard import explain
+from tests.models.tiny import tiny_folder
 
 RANK_KEYS = {
     "rank", "aliased_bytes", "copied_bytes", "received_bytes", "sent_bytes", "staging_peak_bytes", "destination_bytes"
@@ -135,3 +136,16 @@ def test_options_that_make_no_reshard_are_errors(
     base = ["--model", "qwen3_30b_a3b", "--world", "8"]
     assert explain.main([*base, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_projections_down_of_latent_attention_are_told_to_stay_as_megatron_has_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variant, latent in (("deepseek_moe", True), ("qwen3_moe", False)):
+        sizes = ["--world", "2", "--train", "tp=2,ep=2", "--rollout", "tp=2,ep=2"]
+        options = ["--model", str(tiny_folder(variant)), *sizes]
+        assert explain.main(options) == 0
+        assert ("linear_q_down_proj" in capsys.readouterr().out) == latent
+        for layout in ("engine", "megatron"):
+            planner, _ = explain.explain(explain._parser().parse_args([*options, "--parameter-layout", layout]))
+            assert not any("attention.linear_q_down" in alias.source for alias in planner.aliases(0))
