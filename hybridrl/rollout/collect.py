@@ -1,7 +1,7 @@
-"""From prompts to samples over all replicas: requests are made alike on every rank, spread, generated and shared.
+"""Requests, made alike on every rank; the check of an engine's answer; and the samples of all replicas, shared.
 
-A rank may judge its samples between `generate_local` and `share`: rewards travel with them. `generate_all` is the two
-at once.
+How requests are spread over replicas is told in `routing.py`. A rank may judge its samples before `share`: rewards
+travel with them.
 """
 
 from collections import Counter
@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from hybridrl.config.schema import RolloutConfig
 from hybridrl.rollout import wire
-from hybridrl.rollout.engine import Engine
 from hybridrl.rollout.samples import Finish, Prompt, Request, Sample, SamplingParams
 from hybridrl.rollout.seeds import sample_seed
 from hybridrl.rollout.stops import Decode
@@ -64,40 +63,6 @@ def make_requests(
         for prompt in prompts
         for index, own in enumerate(each)
     ]
-
-
-def split(requests: Sequence[Request], num_replicas: int) -> list[list[int]]:
-    """For each replica, ascending, the indices of the requests that it answers; each request once.
-
-    A prompt's requests stay together, so that its prefill is shared. Groups go, the costliest first, to the replica
-    with the least cost so far (longest processing time first: Graham 1969, at most 4/3 of the best balance), where a
-    request costs its prompt and its longest response. Ties go to the first: all ranks compute the same.
-    """
-    if num_replicas < 1:
-        raise ValueError(f"num_replicas={num_replicas} must be at least 1")
-    groups: dict[int, list[int]] = {}
-    costs: Counter[int] = Counter()
-    for i, request in enumerate(requests):
-        groups.setdefault(request.prompt.id, []).append(i)
-        costs[request.prompt.id] += len(request.prompt.token_ids) + max(request.params.max_new_tokens, 0)
-    load = [0] * num_replicas
-    shares: list[list[int]] = [[] for _ in range(num_replicas)]
-    for prompt_id in sorted(groups, key=lambda i: -costs[i]):
-        least = load.index(min(load))
-        shares[least] += groups[prompt_id]
-        load[least] += costs[prompt_id]
-    return [sorted(share) for share in shares]
-
-
-def generate_local(engine: Engine, requests: Sequence[Request]) -> list[Sample]:
-    """This replica's samples, in the order of its share of the requests; empty if it has none.
-
-    Raises ValueError that lists every sample that does not answer its request.
-    """
-    mine = [requests[i] for i in split(requests, engine.num_replicas)[engine.replica]]
-    samples = engine.generate(mine) if mine else []
-    check_samples(mine, samples)
-    return samples
 
 
 def check_samples(requests: Sequence[Request], samples: Sequence[Sample], decode: Decode | None = None) -> None:
@@ -156,40 +121,31 @@ def share(
     local: Sequence[Sample],
     requests: Sequence[Request],
     *,
+    shares: Sequence[Sequence[int]],
     replica: int = 0,
-    num_replicas: int = 1,
-    shares: Sequence[Sequence[int]] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Sample]:
     """All samples of the step, on every rank of `group` alike, in the order of `requests`.
 
-    `local` is what `generate_local` returned on this rank, judged or not. `shares` has the indices of each replica's
-    requests, `split` says them if it is None. Where several ranks make up a replica, the
-    samples, and so the rewards, of its lowest rank count. Every rank joins the same two collectives, also one without
-    samples. Prompts do not travel: every rank has the requests. Log-probs travel as fp32, rewards as fp64, routed
-    experts as they are.
+    `local` are the samples of this rank's replica, judged or not; `shares` has the indices of each replica's requests,
+    the same on every rank. Where several ranks make up a replica, the samples, and so the rewards, of its lowest rank
+    count. Every rank joins the same two collectives, also one without samples. Prompts do not travel: every rank has
+    the requests. Log-probs travel as fp32, rewards as fp64, routed experts as they are.
 
     Raises ValueError on every rank if a replica's samples are not those of its share, or a replica has no rank.
     """
-    assignment = split(requests, num_replicas) if shares is None else shares
     encoded = _gather(replica, wire.encode(local), group)
-    if sorted(encoded) != list(range(len(assignment))):
-        raise ValueError(f"replicas {sorted(encoded)} shared their samples, expected 0 to {len(assignment) - 1}")
+    if sorted(encoded) != list(range(len(shares))):
+        raise ValueError(f"replicas {sorted(encoded)} shared their samples, expected 0 to {len(shares) - 1}")
     samples: list[Sample | None] = [None] * len(requests)
     for index, data in sorted(encoded.items()):
-        mine = [requests[i] for i in assignment[index]]
+        mine = [requests[i] for i in shares[index]]
         try:
-            for i, sample in zip(assignment[index], wire.decode(data, mine), strict=True):
+            for i, sample in zip(shares[index], wire.decode(data, mine), strict=True):
                 samples[i] = sample
         except ValueError as error:
             raise ValueError(f"replica {index}: {error}") from error
     return [sample for sample in samples if sample is not None]
-
-
-def generate_all(engine: Engine, requests: Sequence[Request], group: dist.ProcessGroup | None = None) -> list[Sample]:
-    """`generate_local`, then `share`: all samples on every rank, in the order of the requests."""
-    local = generate_local(engine, requests)
-    return share(local, requests, replica=engine.replica, num_replicas=engine.num_replicas, group=group)
 
 
 def _gather(replica: int, data: bytes, group: dist.ProcessGroup | None) -> dict[int, bytes]:

@@ -6,25 +6,12 @@ same samples, so every rank computes the same routes, without a word between the
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hybridrl.rollout.samples import Request, Sample
 
 BLOCK = 16
 """Prefixes are compared in whole blocks of so many tokens."""
-
-
-@dataclass
-class RouteStats:
-    """Prompt tokens routed so far, and those of them that the chosen replica was expected to hold."""
-
-    prompt_tokens: int = 0
-    held_tokens: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens that need no prefill; 0 where nothing was routed."""
-        return self.held_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass
@@ -38,7 +25,6 @@ class Router:
 
     num_replicas: int
     max_imbalance: float = 0.25
-    stats: RouteStats = field(default_factory=RouteStats)
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1:
@@ -62,10 +48,6 @@ class Router:
         shares: list[list[int]] = [[] for _ in range(self.num_replicas)]
         for group in sorted(groups, key=lambda g: -costs[g]):
             replica = self._choose(prefixes[group], costs[group], load, limit)
-            held = self._held_tokens(replica, prefixes[group])
-            tokens = len(requests[groups[group][0]].prompt.token_ids)
-            self.stats.prompt_tokens += tokens * len(groups[group])
-            self.stats.held_tokens += held + max(held, _whole(tokens)) * (len(groups[group]) - 1)
             shares[replica] += groups[group]
             load[replica] += costs[group]
             self._held[replica].update(prefixes[group])
@@ -104,10 +86,6 @@ def _blocks(tokens: Sequence[int]) -> list[int]:
         before = hash((before, *tokens[start : start + BLOCK]))
         found.append(before)
     return found
-
-
-def _whole(tokens: int) -> int:
-    return tokens // BLOCK * BLOCK
 
 
 def _cost(request: Request) -> int:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from hybridrl.rollout.collect import generate_all, generate_local, share
+from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.transformers_engine import TransformersEngine
 from tests.distributed.pool import WorkerPool
@@ -18,7 +18,8 @@ def spread(folder: str, asked: list[Request], num_prompts: int) -> list[list[Sam
     engine = TransformersEngine(folder, ranks=range(world), rank=dist.get_rank(), load=True, max_batch_size=3)
     engine.publish(0)
     asked = asked[: 2 * num_prompts]
-    return [generate_all(engine, asked), generate_all(engine, asked)]
+    replicas = Replicas(engine)
+    return [replicas.share(replicas.generate(asked), asked) for _ in range(2)]
 
 
 def test_replicas_together_answer_as_one_rank(pool: WorkerPool) -> None:
@@ -39,13 +40,14 @@ def test_replicas_together_answer_as_one_rank(pool: WorkerPool) -> None:
 
 def judge_and_share(asked: list[Request], ranks_a_replica: int) -> list[Sample]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    replica, num_replicas = rank // ranks_a_replica, world // ranks_a_replica
-    local = generate_local(EchoEngine(replica, num_replicas), asked)  # type: ignore[arg-type]
+    engine = EchoEngine(rank // ranks_a_replica, world // ranks_a_replica)
+    replicas = Replicas(engine)  # type: ignore[arg-type]
+    local = replicas.generate(asked)
     for sample in local:
         sample.reward = rank + sample.response_ids[0] / 3
         sample.rewards = {f"judge{rank}": sample.reward, "all": 1.0}
         sample.failed = sample.index == 1
-    return share(local, asked, replica=replica, num_replicas=num_replicas)
+    return replicas.share(local, asked)
 
 
 def test_rewards_judged_by_each_rank_reach_all_ranks(pool: WorkerPool) -> None:
@@ -69,9 +71,10 @@ def judges_reward(name: str, request: Request) -> float:
 
 
 def share_nothing(asked: list[Request]) -> str:
-    local = generate_local(EchoEngine(dist.get_rank(), 2), asked)  # type: ignore[arg-type]
+    replicas = Replicas(EchoEngine(dist.get_rank(), 2))  # type: ignore[arg-type]
+    local = replicas.generate(asked)
     try:
-        share(local[dist.get_rank() :], asked, replica=dist.get_rank(), num_replicas=2)
+        replicas.share(local[dist.get_rank() :], asked)
     except ValueError as error:
         return str(error)
     return ""

@@ -9,7 +9,9 @@ import pytest
 
 from hybridrl.config.schema import RolloutConfig
 from hybridrl.rollout import wire
-from hybridrl.rollout.collect import check_samples, generate_all, generate_local, make_requests, share, split
+from hybridrl.rollout.collect import check_samples, make_requests, share
+from hybridrl.rollout.replicas import Replicas
+from hybridrl.rollout.routing import Router
 from hybridrl.rollout.samples import Finish, Prompt, Request, Sample
 
 
@@ -36,11 +38,16 @@ class EchoEngine:
 
     def __init__(self, replica: int = 0, num_replicas: int = 1) -> None:
         self.replica, self.num_replicas = replica, num_replicas
+        self.version, self.cache_bytes = 0, 0
         self.calls: list[int] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         self.calls.append(len(requests))
         return [answer(r, [r.seed % 1000, *[9] * r.index, 1]) for r in requests]
+
+
+def shared(samples: Sequence[Sample], requests: Sequence[Request]) -> list[Sample]:
+    return share(samples, requests, shares=[range(len(requests))])
 
 
 def test_requests_come_prompt_by_prompt_with_distinct_repeatable_seeds() -> None:
@@ -76,53 +83,23 @@ def test_a_greedy_request_is_one_more_a_prompt_and_goes_where_its_prompt_goes() 
     assert [r for r in chosen if r.params.temperature] == make_requests(
         prompts(5), RolloutConfig(n=2), seed=1, step=0, eos_ids=(2,)
     )
-    for part in split(chosen, 2):
+    for part in Router(2).assign(chosen):
         assert len(part) == 3 * len({chosen[i].prompt.id for i in part})
-
-
-@pytest.mark.parametrize("groups", [0, 1, 3, 4, 7, 32])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
-def test_every_request_goes_to_one_replica_and_groups_stay_whole(groups: int, replicas: int) -> None:
-    requests = make(groups, n=3)
-    shares = split(requests, replicas)
-    assert len(shares) == replicas
-    assert sorted(i for share in shares for i in share) == list(range(3 * groups))
-    homes = [{requests[i].prompt.id for i in share} for share in shares]
-    assert sum(map(len, homes)) == groups
-    counts = [len(home) for home in homes]
-    assert max(counts) - min(counts) <= 1
-    assert all(share == sorted(share) for share in shares)
-
-
-def test_long_prompts_are_spread() -> None:
-    lengths = [1000, 1000, 10, 10]
-    requests = make_requests(
-        [Prompt(id=i, token_ids=(7,) * n) for i, n in enumerate(lengths)],
-        RolloutConfig(n=2, max_response_length=10, max_prompt_length=1000),
-        seed=0,
-        step=0,
-        eos_ids=(1,),
-    )
-    assert split(requests, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-
-def test_split_without_replicas_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_replicas=0"):
-        split([], 0)
 
 
 def test_a_replica_without_requests_does_not_call_its_engine() -> None:
     engine = EchoEngine(replica=2, num_replicas=3)
-    assert generate_local(engine, make(2)) == []  # type: ignore[arg-type]
+    assert Replicas(engine).generate(make(2)) == []  # type: ignore[arg-type]
     assert engine.calls == []
 
 
 def test_one_process_collects_everything_in_order() -> None:
     requests = make(4, n=3)
-    samples = generate_all(EchoEngine(), requests)  # type: ignore[arg-type]
+    replicas = Replicas(EchoEngine())  # type: ignore[arg-type]
+    samples = replicas.share(replicas.generate(requests), requests)
     assert [(s.prompt.id, s.index) for s in samples] == [(r.prompt.id, r.index) for r in requests]
     assert [s.response_ids[0] for s in samples] == [r.seed % 1000 for r in requests]
-    assert generate_all(EchoEngine(), []) == []  # type: ignore[arg-type]
+    assert replicas.share(replicas.generate([]), []) == []
 
 
 def test_everything_on_a_sample_survives_the_exchange() -> None:
@@ -135,7 +112,7 @@ def test_everything_on_a_sample_survives_the_exchange() -> None:
         answer(requests[4], log_probs=[-0.1234567910432815551758, 0.0, -30.0], reward=0.0),
         answer(requests[5]),
     ]
-    assert share(samples, requests) == samples
+    assert shared(samples, requests) == samples
     assert wire.decode(wire.encode([]), []) == []
 
 
@@ -148,9 +125,9 @@ def test_routed_experts_survive_the_exchange_beside_samples_without(dtype: type)
     requests = make(2)
     sent = [routes(5, dtype=dtype), None, routes(0, dtype=dtype), -routes(2, dtype=dtype)]
     samples = [answer(r, routed_experts=array, rewards={"a": 1.0}) for r, array in zip(requests, sent, strict=True)]
-    shared = [s.routed_experts for s in share(samples, requests)]
-    assert shared[1] is None
-    for array, expected in zip(shared, sent, strict=True):
+    received = [s.routed_experts for s in shared(samples, requests)]
+    assert received[1] is None
+    for array, expected in zip(received, sent, strict=True):
         if array is not None:
             assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
             assert (array == expected).all()
@@ -214,11 +191,11 @@ def test_samples_of_other_requests_are_refused_by_name() -> None:
     requests = make(2)
     samples = [answer(r) for r in requests]
     with pytest.raises(ValueError, match=r"3 samples came for 4 requests"):
-        share(samples[:3], requests)
+        shared(samples[:3], requests)
     with pytest.raises(ValueError, match=r"\(100, 1\), \(100, 0\)"):
-        share([samples[1], samples[0], *samples[2:]], requests)
+        shared([samples[1], samples[0], *samples[2:]], requests)
     with pytest.raises(ValueError, match="replicas \\[0\\] shared"):
-        share(samples, requests, num_replicas=2)
+        share(samples, requests, shares=[[0, 1], [2, 3]])
 
 
 def test_an_engine_that_answers_something_else_is_refused_with_all_reasons() -> None:

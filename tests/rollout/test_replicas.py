@@ -1,11 +1,11 @@
 """Requests over replicas that keep prefixes: where they go, what comes back, and what is counted."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from hybridrl.rollout.collect import split
 from hybridrl.rollout.metrics import prefix_metrics
 from hybridrl.rollout.replicas import Replicas
 from hybridrl.rollout.samples import Finish, Prompt, Request, Sample, SamplingParams
@@ -52,6 +52,22 @@ def conversation(id_: int, tokens: Sequence[int], n: int = 2) -> list[Request]:
     params = SamplingParams(max_new_tokens=40, stop_token_ids=(1,))
     told = Prompt(id=id_, token_ids=tuple(tokens))
     return [Request(prompt=told, index=i, seed=1000 * id_ + i, params=params) for i in range(n)]
+
+
+def plain_split(requests: Sequence[Request], num_replicas: int) -> list[list[int]]:
+    """Whole groups, the costliest first, each to the replica with the least cost so far."""
+    groups: dict[int, list[int]] = {}
+    costs: Counter[int] = Counter()
+    for i, request in enumerate(requests):
+        groups.setdefault(request.prompt.id, []).append(i)
+        costs[request.prompt.id] += len(request.prompt.token_ids) + max(request.params.max_new_tokens, 0)
+    load = [0] * num_replicas
+    shares: list[list[int]] = [[] for _ in range(num_replicas)]
+    for prompt_id in sorted(groups, key=lambda i: -costs[i]):
+        least = load.index(min(load))
+        shares[least] += groups[prompt_id]
+        load[least] += costs[prompt_id]
+    return [sorted(share) for share in shares]
 
 
 def world(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[list[KeepingEngine], list[Replicas]]:
@@ -123,7 +139,7 @@ def test_what_is_drawn_does_not_depend_on_replicas(count: int, monkeypatch: pyte
     asked = [r for i in range(5) for r in conversation(i, range(i, i + 20 + i))]
     assert [s.response_ids[0] for s in turn(ranks, asked)] == [3 + r.seed % 97 for r in asked]
     fresh = [engine.answered for engine in engines]
-    homes = [[asked[i].prompt.id for i in share] for share in split(asked, count)]
+    homes = [[asked[i].prompt.id for i in share] for share in plain_split(asked, count)]
     assert [sorted(ids) for ids in fresh] == [sorted(ids) for ids in homes], "without prefixes it is the plain split"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridrl.rollout.routing import BLOCK, Router
+from hybridrl.rollout.routing import Router
 from hybridrl.rollout.samples import Finish, Prompt, Request, Sample, SamplingParams
 
 
@@ -65,24 +65,9 @@ def test_a_prefix_that_all_prompts_share_does_not_draw_all_to_one_replica() -> N
         assert max(loads) <= 1.25 * 16 / 4
 
 
-def test_nothing_is_held_after_the_weights_have_changed() -> None:
-    router = Router(2, max_imbalance=1.0)
-    requests = _requests({0: _turn(0, 32)})
-    router.assign(requests)
-    router.forget()
-    router.assign(requests)
-    assert router.stats.held_tokens == 0
-
-
-def test_the_hit_rate_counts_the_group_and_what_was_held_before() -> None:
-    router = Router(1)
-    requests = _requests({0: _turn(0, 2 * BLOCK + 3)}, n=4)
-    router.assign(requests)
-    assert router.stats.held_tokens == 3 * 2 * BLOCK
-    router.assign(requests)
-    assert router.stats.held_tokens == 7 * 2 * BLOCK
-    assert router.stats.hit_rate == 7 * 2 * BLOCK / (8 * (2 * BLOCK + 3))
-    assert Router(1).stats.hit_rate == 0
+def test_long_prompts_are_spread() -> None:
+    requests = _requests({i: _turn(i, length) for i, length in enumerate((1000, 1000, 10, 10))}, n=2)
+    assert Router(2).assign(requests) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 @given(
