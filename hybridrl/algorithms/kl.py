@@ -39,19 +39,6 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
-def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: str) -> Tensor:
-    """KL of whole responses, as a reward subtracts it: the sum over trained tokens.
-
-    Args:
-        log_probs, ref_log_probs, mask: [n, t], float and bool; masked entries may hold anything.
-
-    Returns [n] float32, detached.
-    """
-    zero = log_probs.new_zeros(())
-    kl = KL_ESTIMATORS[estimator](torch.where(mask, log_probs, zero), torch.where(mask, ref_log_probs, zero))
-    return kl.detach().sum(-1, dtype=torch.float32)
-
-
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
     """Rewards by token: -coef·KL on every trained token, and the response's reward on the last of them.
 

@@ -133,11 +133,6 @@ class Pool:
         self.driver, self.device, self.page_bytes = driver, device, page_bytes
         self._spare: list[int] = []
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes that wait to be taken."""
-        return len(self._spare) * self.page_bytes
-
     def take(self, count: int) -> list[int]:
         """Handles of so many pages. Raises MemoryError, with nothing taken, where there are not enough."""
         found: list[int] = []

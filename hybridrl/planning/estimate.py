@@ -68,11 +68,6 @@ class Estimate:
         return not self.shortages
 
     @property
-    def excess(self) -> int:
-        """Bytes that the fullest phase needs above what there is; at most 0 where all phases have room."""
-        return self.memory.peak - self.hardware.memory_bytes
-
-    @property
     def limit(self) -> str:
         """The phase that takes most of a step, and what bounds it."""
         seconds = {name: getattr(self.step, name) for name in ("prefill", "decode", "logprob", "update", "switches")}

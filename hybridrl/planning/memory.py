@@ -11,7 +11,6 @@ from hybridrl.planning.hardware import Hardware
 from hybridrl.planning.layouts import Layouts, Shard, training_shard
 from hybridrl.planning.switches import Reshard
 
-PHASES = ("to_rollout", "rollout", "logprob", "update")
 PREFILL_TOKENS = 8192
 """Tokens that the engine prefills at a time, SGLang's default on devices of 80 GB."""
 FP32 = 4

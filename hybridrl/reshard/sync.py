@@ -69,7 +69,6 @@ class WeightSync:
         transport: Transport | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        started = time.perf_counter()
         problems = [f"source {text}" for text in storage_problems(source, source_tensors, rank)]
         problems += [f"destination {text}" for text in storage_problems(destination, destination_tensors, rank)]
         agree(REFUSED, problems)
@@ -90,8 +89,6 @@ class WeightSync:
             clock=clock,
         )
         self._check = Checker(self.plan, source_tensors, destination_tensors) if verify else None
-        self.prepare_seconds = time.perf_counter() - started
-        """Seconds that planning, proof and compilation took."""
 
     @property
     def version(self) -> int | None:

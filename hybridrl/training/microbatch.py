@@ -45,10 +45,6 @@ class MicroBatch:
     """Position of each row in the list that was scheduled."""
     row_lengths: tuple[int, ...]
 
-    @property
-    def real_tokens(self) -> int:
-        return sum(self.row_lengths)
-
     def split(self, values: Tensor) -> "list[tuple[int, Floats]]":
         """Results [b, s] of positions → (position in the list, [length] float32 of tokens) of each row.
 

@@ -82,7 +82,7 @@ def test_a_pack_never_trains_a_row_on_the_next_rows_first_token():
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert batch.segments.ids.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]]
     assert batch.lengths == (3, 2, 3)
-    assert batch.real_tokens == 5
+    assert batch.row_lengths == (3, 2)
 
 
 def test_padded_rows_lie_one_above_the_other():

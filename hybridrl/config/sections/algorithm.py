@@ -14,6 +14,7 @@ class KlConfig:
     """`none` (no reference model is built); `loss`; `reward`: subtracted from the reward of the response; `return`:
     from each token's advantage, the divergence of that token and all after it (REINFORCE++)."""
     coef: float = 0.001
+    """Weight of the divergence."""
     estimator: str = "k3"
     """`k1`, `k2` or `k3` (Schulman, Approximating KL divergence)."""
     target: float | None = None
@@ -79,11 +80,13 @@ class AlgorithmConfig:
     dual_clip: float | None = None
     """Bound c > 1 of the loss for negative advantages; None for none."""
     covariance: CovarianceConfig = field(default_factory=CovarianceConfig)
+    """Of `clip_cov` and `kl_cov`."""
     aggregate: str = "token_mean"
     """`token_mean`, `seq_mean_token_mean`, `seq_mean_token_sum` or `seq_mean_token_sum_norm`."""
     aggregate_length: int | None = None
     """L of `seq_mean_token_sum_norm` (Dr. GRPO); None takes `rollout.max_response_length`."""
     entropy_coef: float = 0.0
+    """Weight of the mean entropy, a bonus in the loss."""
     kl: KlConfig = field(default_factory=KlConfig)
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
     dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)

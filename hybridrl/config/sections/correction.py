@@ -20,6 +20,7 @@ class CorrectionConfig:
     `sequence` or `geometric` (the response)."""
     reject_low: float = 0.5
     reject_high: float = 2.0
+    """Bounds of ρ, or of what `reject` makes of it."""
 
 
 @dataclass(kw_only=True)

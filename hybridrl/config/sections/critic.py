@@ -21,10 +21,12 @@ class CriticConfig:
     """Hugging Face folder that its layers come from (a language model, or a reward model with its head); null: the
     policy's `model.path`. A head that the folder has not values everything at 0."""
     parallel: CriticParallelConfig = field(default_factory=CriticParallelConfig)
+    """Its own layout."""
     lr: float = 1e-5
     min_lr: float = 0.0
     lr_warmup_steps: int = 0
-    """Updates from 0 to `lr`. Everything else of the optimizer is the policy's (`optimizer`)."""
+    """Learning rate, its last value under a falling schedule, and the updates from 0 to `lr`. Everything else of the
+    optimizer is the policy's (`optimizer`)."""
     clip: float | None = 0.2
     """A value may move this far from where the update found it before its gradient stops; null for no clip."""
     warmup_steps: int = 0

@@ -27,12 +27,14 @@ class DataConfig:
     label_key: str = "label"
     """Fields with the response that `kto` learns from, and whether it is good (true or false)."""
     system_prompt: str | None = None
+    """A system message before every prompt; None for none."""
     chat_template: bool = True
     """Render prompts by the tokenizer's chat template; False tokenises the text as it is."""
     overlong: str = "drop"
     """Prompts over `rollout.max_prompt_length`: `drop` (and count) or `error`."""
     shuffle: bool = True
     seed: int = 0
+    """Whether each epoch has an order of its own, and the seed of the orders and of reasoning-gym problems."""
     task: str | None = None
     """Name of the reasoning-gym data set."""
     task_args: dict[str, Any] = field(default_factory=dict)

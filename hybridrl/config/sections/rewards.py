@@ -12,7 +12,9 @@ class JudgeConfig:
     """`exact`, `numeric`, `math`, `reasoning_gym`, `reward_model` (args: `path`, its Hugging Face
     folder), or `module:function` of your own."""
     weight: float = 1.0
+    """Of its score in the sum."""
     args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the judge."""
 
 
 @dataclass(kw_only=True)
@@ -33,3 +35,4 @@ class RewardsConfig:
     on_error: str = "default"
     """A failed sample: gets `default`, or `mask`: is left out of the update."""
     default: float = 0.0
+    """The reward of a failed sample."""

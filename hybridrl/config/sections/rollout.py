@@ -26,11 +26,13 @@ class RolloutConfig:
     """`transformers` (embedded, any machine) or `sglang`."""
     tp: int = 1
     dp: int = 1
-    """Attention data parallelism inside a replica, as SGLang's `dp_size`."""
     ep: int = 1
+    """Sizes of a replica: tensor parallelism, attention data parallelism inside it (SGLang's `dp_size`), and expert
+    parallelism."""
     n: int = 8
     """Samples a prompt (the group size)."""
     temperature: float = 1.0
+    """Of sampling, and of the log-probs of trainer and engine."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""

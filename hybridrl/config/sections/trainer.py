@@ -24,7 +24,9 @@ class TrainerConfig:
     packing: bool = True
     """Put the samples of a micro-batch end to end, without padding between them."""
     seed: int = 0
+    """Of all that the run draws, but for the order of the data (`data.seed`)."""
     output_dir: str = "outputs/${trainer.name}"
+    """The run folder."""
     name: str = "run"
     max_nonfinite_steps: int = 3
     """Updates with a non-finite gradient in a row before the run ends."""

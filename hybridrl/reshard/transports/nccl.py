@@ -1,14 +1,9 @@
 """NCCL: grouped sends and receives on the communicator's own stream, fenced by events; the host never waits."""
 
-import torch
-import torch.distributed as dist
-
-from hybridrl.reshard.buffers import Staging, make_staging
-from hybridrl.reshard.plan import Plan
-from hybridrl.reshard.transports.base import Exchange
+from hybridrl.reshard.transports.all_to_all import AllToAllTransport
 
 
-class NcclTransport:
+class NcclTransport(AllToAllTransport):
     """A `Transport` over an NCCL group (None: the world).
 
     An all-to-all over NCCL is one group of sends and receives that leaves out what is empty. It runs on the
@@ -17,30 +12,8 @@ class NcclTransport:
     the watchdog's of the group.
     """
 
-    overlaps = True
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self._work: dist.Work | None = None
-
-    def stage(self, plan: Plan, device: torch.device, slots: int) -> Staging:
-        """See `Transport.stage`."""
-        return make_staging(plan, device, slots)
-
-    def start(self, exchange: Exchange) -> None:
-        """See `Transport.start`."""
-        self._work = dist.all_to_all_single(
-            exchange.receive, exchange.send, exchange.receive_splits, exchange.send_splits, self._group, async_op=True
-        )
-
     def finish(self) -> None:
         """See `Transport.finish`."""
         work, self._work = self._work, None
         if work is not None:
             work.wait()
-
-    def highest(self, first: int, second: int) -> None:
-        """See `Transport.highest`."""
-
-    def close(self) -> None:
-        """The communicator is the group's."""
