@@ -18,6 +18,8 @@ from hybridrl.rollout.samples import Finish, Sample
 from hybridrl.rollout.stops import decoder
 from tests.data.tokenizers import character_tokenizer
 from tests.distributed.pool import WorkerPool
+from tests.distributed.test_failure import processes_with
+from tests.distributed.test_stop import start, wait_for_steps
 from tests.models.tiny import FOLDER_VARIABLE
 from tests.rollout.sglang import support
 from tests.rollout.sglang.support import needs_sglang
@@ -172,3 +174,36 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
+
+
+def _named(mark: Path, word: str) -> list[int]:
+    """Processes of the run whose command line has this word; SGLang's own give themselves a name."""
+    found = []
+    for pid in processes_with(f"HYBRIDRL_TEST_MARK={mark}"):
+        try:
+            if word in " ".join(psutil.Process(pid).cmdline()):
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        pytest.param("hybridrl.rollout.sglang.process.server", id="server"),
+        pytest.param("sglang::scheduler", id="scheduler", marks=pytest.mark.full),
+    ],
+)
+def test_a_run_whose_engine_dies_ends_and_says_so(tmp_path: Path, word: str) -> None:
+    words = ["rollout.engine=sglang", "rollout.sglang.hosting=subprocess", "rollout.sglang.kv_tokens=2048"]
+    run = start(tmp_path, "trainer.steps=5000", "parallel.tp=2", "parallel.ep=2", "rollout.tp=2", *words)
+    wait_for_steps(tmp_path, 2)
+    os.kill(_named(tmp_path, word)[0], signal.SIGKILL)
+    killed = time.monotonic()
+    errors = run.communicate(timeout=120)[1]
+    assert time.monotonic() - killed < 60, errors[-3000:]
+    assert run.returncode not in (0, None)
+    last = [line for line in errors.splitlines() if "Error:" in line][-1]
+    assert "ServerError: SGLang's server ended with exit code" in last, errors[-3000:]
+    assert processes_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []

@@ -53,3 +53,27 @@ def test_a_server_that_ends_is_an_error_that_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(client.sys, "executable", "/bin/false")
     with pytest.raises(client.ServerError, match=r"ended with exit code 1 before it answered start"):
         client.ServerProcess({}, None, None)
+
+
+SERVER = """
+import multiprocessing, sys, threading, time
+from hybridrl.rollout.sglang.process.server import end_with_children
+context, over = multiprocessing.get_context("fork"), threading.Event()
+child = context.Process(target=time.sleep, args=(300,), name="scheduler")
+child.start()
+end_with_children(over)
+if sys.argv[1] == "closes":
+    over.set()
+child.kill()
+time.sleep(3 if over.is_set() else 60)  # as a command that waits for the child
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("case", "code"), [("dies", 1), ("closes", 7)])
+def test_a_server_that_waits_for_a_dead_process_ends(case: str, code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SERVER, case], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ("SGLang's process scheduler ended with exit code -9" in ended.stderr) == (case == "dies")

@@ -5,8 +5,11 @@ One command at a time comes through the pipe, a tuple (method of `Server`, its a
 """
 
 import asyncio
+import multiprocessing
+import multiprocessing.connection
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -104,6 +107,25 @@ async def serve(pipe: Connection, server: Server) -> None:
             pipe.send(answer)
 
 
+def end_with_children(over: threading.Event) -> None:
+    """Has this process end as soon as one of SGLang's under it does, until `over` is set.
+
+    SGLang's own watch acts in the event loop, which stands still while a command waits for an answer of the dead.
+    """
+    children = {child.sentinel: child for child in multiprocessing.active_children()}
+
+    def watch() -> None:
+        ended = multiprocessing.connection.wait(list(children))
+        if over.is_set():
+            return
+        child = children[next(fd for fd in ended if isinstance(fd, int))]
+        child.join()
+        print(f"SGLang's process {child.name} ended with exit code {child.exitcode}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="children", daemon=True).start()
+
+
 def main(descriptor: int, parent: int) -> None:
     """Builds the Engine from what comes first through the pipe, and serves."""
     die_with(parent)
@@ -116,11 +138,13 @@ def main(descriptor: int, parent: int) -> None:
     class BesideEngine(sg.engine_class()):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(partial(run_scheduler, vocab_limit=vocab_limit, tokenizer=tokenizer))
 
-    engine = BesideEngine(**server_args)
+    engine, over = BesideEngine(**server_args), threading.Event()
+    end_with_children(over)
     pipe.send((True, None))
     try:
         engine.loop.run_until_complete(serve(pipe, Server(engine)))
     finally:
+        over.set()
         engine.shutdown()
 
 
