@@ -1,0 +1,26 @@
+"""The dry run's KV cache against the pool that SGLang makes."""
+
+from typing import Any
+
+import pytest
+
+from hybridrl.models.families import load_spec
+from hybridrl.planning.cache import token_bytes
+from tests.distributed.pool import WorkerPool
+from tests.rollout.sglang import support
+from tests.rollout.sglang.support import needs_sglang
+
+pytestmark = needs_sglang
+TOKENS = 8192
+
+
+def _cache_bytes(variant: str, **cut: Any) -> int:
+    with support.opened(variant, kv_tokens=TOKENS, **cut) as engine:
+        return engine.cache_bytes
+
+
+@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 2)])
+def test_the_cache_takes_the_bytes_that_were_planned(pool: WorkerPool, world: int, tp: int) -> None:
+    folder = support.folder("qwen3_moe")
+    for found in pool.run(_cache_bytes, world=world, variant="qwen3_moe", tp=tp):
+        assert TOKENS * token_bytes(load_spec(folder), tp) == pytest.approx(found, rel=0.02)
