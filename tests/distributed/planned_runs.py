@@ -48,7 +48,7 @@ def kept(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> tu
     loss = make_loss(actor.config.algorithm, 16)
     run = actor._passes.run
 
-    def measured(rows: Any, plan: Any, fields: Any, consume: Any, *, backward: bool) -> None:
+    def measured(rows: Any, plan: Any, fields: Any, consume: Any, **options: Any) -> None:
         assert plan.steps == 1
 
         def noting(*batch: Any) -> torch.Tensor:
@@ -56,7 +56,7 @@ def kept(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> tu
             return consume(*batch)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            run(rows, plan, fields, noting, backward=backward)
+            run(rows, plan, fields, noting, **options)
 
     actor._passes.run = measured  # type: ignore[method-assign]
     actor.update(rows, loss)
