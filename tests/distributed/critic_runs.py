@@ -27,7 +27,7 @@ HEAD = "output_layer.weight"
 
 def make_sizes(config: Any) -> ParallelSizes:
     parallel, world = config.parallel, torch.distributed.get_world_size()
-    return ParallelSizes(world=world, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp)
+    return ParallelSizes(world=world, tp=parallel.tp, cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp)
 
 
 def make(kind: type[Any], folder: Any, **options: dict[str, Any]) -> Any:

@@ -18,9 +18,10 @@ WORLDS = {
     "pp2": (2, {"pp": 2}),
     "tp2": (2, {"tp": 2}),
     "tp2-pp2": (4, {"tp": 2, "pp": 2}),
+    "cp2": (2, {"cp": 2}),
 }
 CUTS = {"packed": {}, "small": {"max_tokens_per_micro_batch": 24}, "padded": {"packing": False, "micro_batch_size": 2}}
-QUICK = [("dp2", "small"), ("tp2-ep2", "padded"), ("pp2", "small"), ("tp2-pp2", "small")]
+QUICK = [("dp2", "small"), ("tp2-ep2", "padded"), ("pp2", "small"), ("tp2-pp2", "small"), ("cp2", "small")]
 
 
 def run(pool, kind, variant, layout, world, cut):
