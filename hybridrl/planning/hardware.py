@@ -1,13 +1,9 @@
 """What a recipe is to run on: the figures of a file in `conf/hardware`."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
-import yaml
-
-from hybridrl.config.folders import CONF
 from hybridrl.reshard.cost import Interconnect
-from hybridrl.reshard.explain import find_interconnect
+from hybridrl.reshard.explain import find_interconnect, read_conf
 
 GIB = 2**30
 
@@ -44,8 +40,7 @@ class Hardware:
 
 def find_hardware(name: str) -> Hardware:
     """The figures of `conf/hardware/NAME.yaml`. Raises ValueError for a file that lacks any."""
-    path = CONF / "hardware" / f"{name}.yaml"
-    found: dict[str, Any] = dict(yaml.safe_load(path.read_text(encoding="utf-8"))["hardware"])
+    found = dict(read_conf("hardware", name, "hardware"))
     expected = {f.name for f in fields(Hardware)} - {"name", "link"} | {"interconnect"}
     if set(found) != expected:
         raise ValueError(f"conf/hardware/{name}.yaml has {sorted(found)}; expected {sorted(expected)}")

@@ -10,6 +10,7 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import WeightMap
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.layout import Layout
+from hybridrl.reshard.layouts.configured import configured_layout
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.reshard.layouts.transformers import TransformersLayout
@@ -42,18 +43,7 @@ class Layouts:
 
     @cached_property
     def training(self) -> MegatronLayout:
-        p, model = self.config.parallel, self.config.model
-        return MegatronLayout(
-            self.weights,
-            self.sizes,
-            vpp=p.vpp,
-            first_stage_layers=p.first_stage_layers,
-            last_stage_layers=p.last_stage_layers,
-            vocab_multiple=model.vocab_multiple,
-            transformer_engine=self.transformer_engine,
-            engine_order=model.parameter_layout == "engine",
-            dtype=model.dtype,
-        )
+        return configured_layout(self.config, self.weights, self.sizes, transformer_engine=self.transformer_engine)
 
     @cached_property
     def engine_sizes(self) -> RolloutSizes:

@@ -48,15 +48,16 @@ def find_model(name: str) -> ModelSpec:
     """The model of a file in `conf/model/`, or of a Hugging Face folder."""
     if Path(name).is_dir():
         return load_spec(name)
-    return spec_from_config(_conf("model", name, "config"))
+    return spec_from_config(read_conf("model", name, "config"))
 
 
 def find_interconnect(name: str) -> Interconnect:
     """The figures of a file in `conf/interconnect/`."""
-    return Interconnect(name=name, **_conf("interconnect", name, "interconnect"))
+    return Interconnect(name=name, **read_conf("interconnect", name, "interconnect"))
 
 
-def _conf(group: str, name: str, key: str) -> Mapping[str, Any]:
+def read_conf(group: str, name: str, key: str) -> Mapping[str, Any]:
+    """What `conf/GROUP/NAME.yaml` holds under `key`. Raises ValueError for a file that is not there, or lacks it."""
     path = CONF / group / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in (CONF / group).glob("*.yaml")))

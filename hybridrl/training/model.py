@@ -25,6 +25,7 @@ from hybridrl.models.megatron.router import load_metrics, take_balance, update_b
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.groups import Groups, current
 from hybridrl.parallel.sizes import ParallelSizes
+from hybridrl.reshard.layouts.configured import configured_layout
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.training.batch import with_weights
 from hybridrl.training.losses import AnyLoss, Shares
@@ -164,18 +165,7 @@ class TrainedModel:
 
 def training_layout(config: Config, spec: ModelSpec, sizes: ParallelSizes) -> MegatronLayout:
     """Where each rank of this training world keeps which weights."""
-    parallel = config.parallel
-    return MegatronLayout(
-        weight_map(spec),
-        sizes,
-        vpp=parallel.vpp,
-        first_stage_layers=parallel.first_stage_layers,
-        last_stage_layers=parallel.last_stage_layers,
-        vocab_multiple=config.model.vocab_multiple,
-        transformer_engine=uses_transformer_engine(),
-        engine_order=config.model.parameter_layout == "engine",
-        dtype=config.model.dtype,
-    )
+    return configured_layout(config, weight_map(spec), sizes, transformer_engine=uses_transformer_engine())
 
 
 def groups_of(sizes: ParallelSizes) -> Groups:

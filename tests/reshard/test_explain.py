@@ -101,7 +101,7 @@ def test_data_parallel_attention_leaves_experts_and_attention_where_they_are(tmp
 
 
 def test_a_folder_is_a_model_and_a_heat_map_is_a_picture(tmp_path: Path) -> None:
-    config = explain._conf("model", "qwen3_8b", "config")
+    config = explain.read_conf("model", "qwen3_8b", "config")
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     picture = tmp_path / "heat.png"
     report = run(tmp_path, str(tmp_path), 4, "tp=2", "tp=4", "--heat-map", str(picture), "--bucket", "1000000")
