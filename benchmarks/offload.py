@@ -4,7 +4,7 @@
 
 Three methods move the same bytes in the same run, interleaved, and a time is a median over `--repeats` after a warm-up:
 
-- `arena`: hybridrl's parcel, out to the arena with its storages freed, and back into fresh ones;
+- `arena`: hybridrl's parcel, out to the arena with its storages freed, and back;
 - `copy`: one copy between two blocks that were touched before, the host's page-locked on a GPU: what the link gives;
 - `megatron`: Megatron's `offload_to_cpu` and `restore_from_cpu`; on a CPU, where those do nothing, the same walk by
   hand: for each tensor a fresh one, one blocking copy, the old storage dropped.

@@ -29,9 +29,10 @@ class Entry:
     """Since the ledger was made."""
     owners: Mapping[str, int]
     used: int
-    """What the allocator of a GPU has given out; on a CPU the resident set of the process, the host's parts and all."""
+    """What the allocator of a GPU has given out; on a CPU the resident set of the process, the host's parts and all, but
+    for the pages that the system may fetch at any time."""
     peak: int
-    """The most of `used` since the entry before."""
+    """The most of `used` since the entry before; on a CPU with the pages that the system may fetch."""
     outside: int = 0
     """What a GPU has given out beside its allocator: buffers of NCCL's communicators, the CUDA context, other processes
     on it. 0 on a CPU."""

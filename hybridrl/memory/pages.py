@@ -12,10 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = mmap.PAGESIZE
-_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
+LARGE_PAGE = 2 << 20
+"""Bytes of a large page, and what its address is a multiple of."""
+_MADV_DONTNEED, _MADV_FREE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 4, 8, 14, 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+_lent: dict[int, int] = {}
+"""Ranges that were given back lazily, address and bytes: the system has not fetched all of their pages yet."""
 
 
 def prefer_large_pages(address: int, nbytes: int) -> None:
@@ -26,6 +32,22 @@ def prefer_large_pages(address: int, nbytes: int) -> None:
 def populate(address: int, nbytes: int) -> None:
     """Gives the range its pages now, contents kept; on a kernel that cannot, they come with the first write."""
     _advise(address, nbytes, _MADV_POPULATE_WRITE)
+
+
+def give_lazily(address: int, nbytes: int) -> None:
+    """Gives the whole pages of this range to the system, which fetches them when it needs them; contents are lost.
+
+    Nothing may write there before `take_again`. On a kernel that cannot do it the pages go at once.
+    """
+    if _advise(address, nbytes, _MADV_FREE):
+        _lent[address] = nbytes
+    else:
+        _advise(address, nbytes, _MADV_DONTNEED)
+
+
+def take_again(address: int) -> None:
+    """The range that begins there is about to be written, or to be unmapped."""
+    _lent.pop(address, None)
 
 
 def populate_beside(ranges: Sequence[tuple[int, int]]) -> threading.Thread:
@@ -42,11 +64,16 @@ def populate_beside(ranges: Sequence[tuple[int, int]]) -> threading.Thread:
     return thread
 
 
-def _advise(address: int, nbytes: int, advice: int) -> None:
+def _advise(address: int, nbytes: int, advice: int) -> bool:
+    """Whether the kernel took the advice."""
+    first, length = _whole_pages(address, nbytes)
+    return length <= 0 or _libc.madvise(first, length, advice) == 0
+
+
+def _whole_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """Where the whole pages of a range begin, and their bytes."""
     first = -(-address // PAGE) * PAGE
-    length = (address + nbytes) // PAGE * PAGE - first
-    if length > 0:
-        _libc.madvise(first, length, advice)
+    return first, (address + nbytes) // PAGE * PAGE - first
 
 
 def available_bytes() -> int:
@@ -63,8 +90,19 @@ def available_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Resident set of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    """Resident set of this process, without the pages that the system may fetch at any time (`give_lazily`)."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    return resident - sum(_present_bytes(*_whole_pages(*lent)) for lent in list(_lent.items()))
+
+
+def _present_bytes(address: int, nbytes: int) -> int:
+    """Bytes of these whole pages that are in memory."""
+    if nbytes <= 0:
+        return 0
+    flags = ctypes.create_string_buffer(nbytes // PAGE)
+    if _libc.mincore(address, nbytes, flags):
+        raise OSError(ctypes.get_errno(), f"mincore of {nbytes} bytes at {address:#x} failed")
+    return flags.raw.count(b"\x01") * PAGE
 
 
 def disk_bytes(folder: Path) -> int:

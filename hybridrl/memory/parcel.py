@@ -2,22 +2,24 @@
 
 It is done to storages, not to tensors: `resize_(0)` frees the memory under every view at once, and every view has it
 again afterwards, so nobody's reference is left behind. Small storages come back as one large one that their tensors
-then are views of; from then on they travel as one copy.
+then are views of; from then on they travel as one copy. On a CPU such a run of tensors, or a large tensor, comes back
+to a block that is its own (see `hybridrl.memory.block`).
 
-    leave → (copies run) → left → away → come_back → (copies run) → wait
+    leave → (copies run) → left → away → come_back → (copies run) → wait_for (some of them) → wait
 
 Each step may be repeated, and any may follow an interrupted one: bytes are freed only after their copy has ended, and
 what has not been freed need not come back.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from torch import Tensor
 
+from hybridrl.memory.block import Block
 from hybridrl.memory.lane import Fence, Lane
 from hybridrl.memory.pages import populate_beside
 
@@ -51,9 +53,34 @@ class _Piece:
     nbytes: int
     offset: int
     tensors: list[Tensor]
-    joins: bool
-    """Whether its tensor may become a view of a larger storage."""
+    moves: bool
+    """Whether its tensor, the only one, may come back in another storage."""
+    block: Block | None = None
+    """Where it comes back to."""
     checksum: Tensor | None = None
+
+    def free(self) -> None:
+        """Takes the memory from its tensors."""
+        if self.block is None:
+            self.storage.resize_(0)
+        else:
+            self.block.vacate(self.tensors)
+
+    def restore(self) -> Tensor:
+        """Gives its tensors memory again; returns all of it, uint8."""
+        if self.block is None:
+            self.storage.resize_(self.nbytes)
+        else:
+            self.storage = self.block.occupy().untyped_storage()
+        return whole(self.storage)
+
+
+@dataclass
+class _Return:
+    """Pieces that come back as one copy."""
+
+    run: list[_Piece]
+    fence: Fence
 
 
 @dataclass
@@ -77,8 +104,8 @@ class Parcel:
     name: for errors.
     section: uint8, host memory that is this parcel's alone.
     lane: runs the copies.
-    join: let small storages become one, where a tensor has a storage to itself: only for tensors of which nobody
-        keeps views.
+    join: let tensors that have a storage to themselves come back in another, small ones together in one: only for
+        tensors of which nobody keeps views.
     verify: compare checksums of what left and what came back, which reads everything twice more.
     """
 
@@ -86,7 +113,10 @@ class Parcel:
         self.name, self.section = name, section
         self._lane, self._join, self._verify = lane, join, verify
         self._pieces: list[_Piece] = []
+        self._blocks: dict[int, Block] = {}
+        """By address, those that tensors came back to."""
         self._fence: Fence | None = None
+        self._returns: list[_Return] = []
         self._pages: threading.Thread | None = None
         self.where = Where.HERE
         self.out, self.back = Traffic(), Traffic()
@@ -100,7 +130,7 @@ class Parcel:
         if self.where in (Where.LEAVING, Where.AWAY):
             return
         self.wait()
-        pieces = _pieces(groups)
+        pieces = _pieces(groups, self._blocks)
         end = pieces[-1].offset + pieces[-1].nbytes if pieces else 0
         if end > self.section.numel():
             raise ParcelError(
@@ -111,8 +141,9 @@ class Parcel:
             for piece in pieces:
                 piece.checksum = checksum(whole(piece.storage))
         self._pieces = pieces
+        self._blocks = {piece.block.address: piece.block for piece in pieces if piece.block is not None}
         self._fence = self._lane.copy([(self._slot(piece), whole(piece.storage)) for piece in pieces])
-        self._count(self.out)
+        self._count(self.out, self._fence)
         self.where = Where.LEAVING
 
     def left(self) -> None:
@@ -123,33 +154,44 @@ class Parcel:
         self._fence.wait()
         self.where = Where.AWAY
         for piece in self._pieces:
-            piece.storage.resize_(0)
+            piece.free()
 
     def come_back(self) -> None:
-        """Gives the tensors memory and starts to copy back; they may be used after `wait`."""
+        """Gives the tensors memory and starts to copy back, in their order; they may be used after `wait`."""
         if self.where is Where.LEAVING:  # nothing was freed
             assert self._fence is not None
             self._fence.wait()
             self._pieces, self._fence, self.where = [], None, Where.HERE
         if self.where is not Where.AWAY:
             return
-        pairs = [self._joined(run) if len(run) > 1 else self._restored(run[0]) for run in self._runs()]
+        runs = self._runs()
+        pairs = [self._restored(run) for run in runs]
         fresh = [(target.data_ptr(), target.numel()) for target, _ in pairs if target.device.type == "cpu"]
         self._pages = populate_beside(fresh) if fresh else None
-        self._fence = self._lane.copy(pairs)
-        self._count(self.back)
+        self._returns = [_Return(run, self._lane.copy([pair])) for run, pair in zip(runs, pairs, strict=True)]
+        self._count(self.back, *(each.fence for each in self._returns))
         self.where = Where.RETURNING
+
+    def wait_for(self, tensors: Iterable[Tensor]) -> None:
+        """Until these hold what they held when they left, while others may still be on their way."""
+        self.come_back()
+        if self._verify:
+            self.wait()
+        wanted = {id(tensor) for tensor in tensors}
+        for each in self._returns:
+            if any(id(tensor) in wanted for piece in each.run for tensor in piece.tensors):
+                each.fence.wait()
 
     def wait(self) -> None:
         """Until the tensors hold what they held when they left. Raises ParcelError where `verify` finds otherwise."""
         self.come_back()
         if self.where is not Where.RETURNING:
             return
-        assert self._fence is not None
-        self._fence.wait()
+        for each in self._returns:
+            each.fence.wait()
         if self._pages is not None:
             self._pages.join()
-        self._fence, self._pages, self.where = None, None, Where.HERE
+        self._returns, self._pages, self.where = [], None, Where.HERE
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             if piece.checksum is not None and not piece.checksum.equal(checksum(_bytes(piece.tensors[0], piece))):
@@ -161,34 +203,43 @@ class Parcel:
     def _slot(self, piece: _Piece) -> Tensor:
         return self.section[piece.offset : piece.offset + piece.nbytes]
 
-    def _count(self, traffic: Traffic) -> None:
-        assert self._fence is not None
+    def _count(self, traffic: Traffic, *fences: Fence) -> None:
         traffic.nbytes += sum(piece.nbytes for piece in self._pieces)
-        traffic.fences.append(self._fence)
+        traffic.fences += fences
 
     def _runs(self) -> list[list[_Piece]]:
         """Pieces that come back together: neighbours in the arena, of one group, small, and free to be joined."""
         runs: list[list[_Piece]] = []
         for piece in self._pieces:
-            if self._join and piece.joins and runs and runs[-1][-1].joins and _fits(runs[-1], piece):
+            if self._join and runs and _joins(runs[-1][-1]) and _joins(piece) and _fits(runs[-1], piece):
                 runs[-1].append(piece)
             else:
                 runs.append([piece])
         return runs
 
-    def _restored(self, piece: _Piece) -> tuple[Tensor, Tensor]:
-        piece.storage.resize_(piece.nbytes)
-        return whole(piece.storage), self._slot(piece)
-
-    def _joined(self, run: list[_Piece]) -> tuple[Tensor, Tensor]:
+    def _restored(self, run: list[_Piece]) -> tuple[Tensor, Tensor]:
+        """Where a run comes back to, and where it lies in the arena."""
         first, last = run[0], run[-1]
         length = last.offset + last.nbytes - first.offset
-        flat = torch.empty(length, dtype=torch.uint8, device=first.tensors[0].device)
+        return self._home(run, length), self.section[first.offset : first.offset + length]
+
+    def _home(self, run: list[_Piece], nbytes: int) -> Tensor:
+        """Memory for a run, of which its tensors are views."""
+        device = run[0].tensors[0].device
+        own = self._join and run[0].moves and device.type == "cpu"
+        if len(run) == 1 and not own:
+            return run[0].restore()
+        if own:
+            block = Block(nbytes)
+            self._blocks[block.address] = block
+            flat = block.memory()
+        else:
+            flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         for piece in run:
-            begin = piece.offset - first.offset
-            for tensor in piece.tensors:
-                tensor.data = flat[begin : begin + piece.nbytes].view(tensor.dtype).view(tensor.shape)
-        return flat, self.section[first.offset : first.offset + length]
+            (tensor,) = piece.tensors
+            begin = piece.offset - run[0].offset
+            tensor.data = flat[begin : begin + piece.nbytes].view(tensor.dtype).view(tensor.shape)
+        return flat
 
 
 def whole(storage: torch.UntypedStorage) -> Tensor:
@@ -226,12 +277,16 @@ def _bytes(tensor: Tensor, piece: _Piece) -> Tensor:
     return whole(storage)[tensor.storage_offset() * tensor.element_size() :][: piece.nbytes]
 
 
+def _joins(piece: _Piece) -> bool:
+    return piece.moves and piece.nbytes < LARGE
+
+
 def _fits(run: list[_Piece], piece: _Piece) -> bool:
     neighbours = run[-1].offset + _aligned(run[-1].nbytes) == piece.offset
     return neighbours and piece.offset + piece.nbytes - run[0].offset <= RUN
 
 
-def _pieces(groups: Iterable[Sequence[Tensor]]) -> list[_Piece]:
+def _pieces(groups: Iterable[Sequence[Tensor]], blocks: Mapping[int, Block]) -> list[_Piece]:
     """The distinct storages in the order of their tensors; a gap in the arena parts the groups."""
     found: dict[int, _Piece] = {}
     end = 0
@@ -241,16 +296,18 @@ def _pieces(groups: Iterable[Sequence[Tensor]]) -> list[_Piece]:
             known = found.get(storage._cdata)
             if known is not None:
                 known.tensors.append(tensor)
-                known.joins = False
+                known.moves = False
                 continue
             nbytes = storage.nbytes()
             if not nbytes:
                 continue
-            if not storage.resizable():  # over memory that is not torch's, such as a file that a checkpoint was read of
+            block = blocks.get(storage.data_ptr())
+            if block is None and not storage.resizable():
+                # over memory that is not torch's, such as a file that a checkpoint was read of
                 tensor.data = tensor.detach().clone()
                 storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
             alone = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes
-            found[storage._cdata] = _Piece(storage, nbytes, end, [tensor], alone and nbytes < LARGE)
+            found[storage._cdata] = _Piece(storage, nbytes, end, [tensor], alone and block is None, block)
             end += _aligned(nbytes)
         end += ALIGNMENT
     return list(found.values())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridrl.memory.arena import Arena
 from hybridrl.memory.lane import Fence, Pair, make_lane
-from hybridrl.memory.pages import resident_bytes
+from hybridrl.memory.pages import LARGE_PAGE, resident_bytes
 from hybridrl.memory.parcel import Parcel, ParcelError, Where, checksum, planned_bytes, whole
 
 CPU = torch.device("cpu")
@@ -69,6 +69,60 @@ def test_small_storages_become_one_a_group_and_the_tensors_stay_the_same_objects
     cycle(moved, masters, moments)  # now as one copy a group, and in place
     assert [t.storage_offset() for t in masters] == addresses
     assert [id(t) for t in masters + moments] == before
+
+
+def test_what_came_back_to_a_block_stays_at_its_address_and_is_nowhere_while_away() -> None:
+    masters, moments = tensors(9 << 20, 300, 40), tensors(9 << 20, dtype=torch.bfloat16)  # of 36 MiB, and small ones
+    expected = [t.clone() for t in masters + moments]
+    moved = parcel(masters, moments, verify=False)
+    cycle(moved, masters, moments)
+    addresses = [t.data_ptr() for t in masters + moments]
+    assert addresses[0] % LARGE_PAGE == addresses[3] % LARGE_PAGE == 0
+    for _ in range(3):
+        here = resident_bytes()
+        moved.leave([masters, moments])
+        moved.left()
+        assert all(nbytes(t) == 0 for t in masters + moments)
+        assert [t.shape for t in masters + moments] == [t.shape for t in expected]
+        assert here - resident_bytes() > 50 * 2**20
+        moved.wait()
+        assert abs(here - resident_bytes()) < 4 * 2**20
+        assert [t.data_ptr() for t in masters + moments] == addresses
+        assert all(t.equal(e) for t, e in zip(masters + moments, expected, strict=True))
+        masters[0] += 1
+        expected[0] += 1
+
+
+def test_blocks_follow_tensors_that_are_made_anew_and_go_with_those_that_are_no_more() -> None:
+    masters, moments = tensors(9 << 20, 300), tensors(9 << 20)
+    moved = parcel(masters, moments, verify=False)
+    cycle(moved, masters, moments)
+    for seed in range(3):
+        gc.collect()
+        before = resident_bytes()
+        moments[0] = torch.full((9 << 20,), float(seed))
+        masters[1].data = torch.full((300,), float(seed))  # the same tensor elsewhere
+        cycle(moved, masters, moments)
+        assert bool((moments[0] == seed).all())
+        assert masters[1].tolist() == [seed] * 300
+        gc.collect()
+        assert abs(resident_bytes() - before) < 20 * 2**20
+
+
+def test_some_of_a_parcel_can_be_waited_for_and_then_all() -> None:
+    first, second = tensors(9 << 20), tensors(9 << 20)
+    expected = first[0].clone(), second[0].clone()
+    moved = parcel(first, second, verify=False)
+    for _ in range(3):
+        moved.leave([first, second])
+        moved.left()
+        moved.wait_for(second)
+        assert moved.where is Where.RETURNING
+        assert second[0].equal(expected[1])
+        moved.wait_for(first)
+        assert first[0].equal(expected[0])
+        moved.wait()
+        assert moved.where is Where.HERE
 
 
 def test_views_of_one_storage_leave_and_come_back_together() -> None:
@@ -172,7 +226,7 @@ def test_traffic_is_counted_by_direction_and_starts_anew_when_taken() -> None:
 def test_a_storage_is_freed_for_every_reference_to_it() -> None:
     data = tensors(16 << 20)  # 64 MiB, which no allocator keeps to itself
     kept = data[0].detach()
-    moved = parcel(data, verify=False)
+    moved = parcel(data, join=False, verify=False)
     gc.collect()
     moved.leave([data])
     moved._lane.copy([]).wait()
