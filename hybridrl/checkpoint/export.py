@@ -4,22 +4,23 @@ python -m hybridrl.checkpoint.export outputs/run/checkpoints/step-00000100 model
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from hybridrl.checkpoint.huggingface_export import MAX_SHARD_BYTES, SOURCE, export_weights
 from hybridrl.checkpoint.manifest import CheckpointError, checkpoints, file_problems, read_manifest, step_of
 from hybridrl.checkpoint.shards import WEIGHT
 from hybridrl.files import cache_folder
 from hybridrl.models import builtin
-from hybridrl.models.families import load_spec, weight_map, with_scalar_head
-from hybridrl.models.weights import Param
+from hybridrl.models.families import load_spec, trained_spec, weight_map, with_scalar_head
+from hybridrl.models.weights import Box, Param, WeightMap
 from hybridrl.reshard.golden_checks import WeightError, dtype_name
 from hybridrl.reshard.layouts.huggingface import HuggingFaceLayout
 
@@ -28,11 +29,11 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
     """The whole weights of a model in a checkpoint, by their Hugging Face names; each is read when it is asked for."""
 
     def __init__(self, folder: Path, model: str = "policy") -> None:
-        self._reader, self._prefix = FileSystemReader(folder), f"{model}.{WEIGHT}."
-        found = self._reader.read_metadata().state_dict_metadata
+        self._folder, self._prefix = folder, f"{model}.{WEIGHT}."
+        self._metadata = FileSystemReader(folder).read_metadata()
         self._entries = {
             key.removeprefix(self._prefix): entry
-            for key, entry in found.items()
+            for key, entry in self._metadata.state_dict_metadata.items()
             if key.startswith(self._prefix) and isinstance(entry, TensorStorageMetadata)
         }
 
@@ -42,16 +43,29 @@ class CheckpointTensors(Mapping[str, torch.Tensor]):
         return Param(name, tuple(entry.size), dtype_name(entry.properties.dtype))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        entry, key = self._entries[name], self._prefix + name
-        read = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        checkpoint.load(read, storage_reader=self._reader, no_dist=True)
-        return read[key]
+        entry = self._entries[name]
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        for chunk in entry.chunks:
+            where = self._metadata.storage_data[MetadataIndex(self._prefix + name, chunk.offsets)]
+            box = Box(tuple(chunk.offsets), tuple(map(sum, zip(chunk.offsets, chunk.sizes, strict=True))))
+            whole[tuple(map(slice, box.start, box.stop))] = self._read(where)
+        return whole
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # a Mapping's own would read it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _read(self, where: Any) -> torch.Tensor:
+        """What was written as one piece: a file, an offset and a length."""
+        with (self._folder / where.relative_path).open("rb") as file:
+            file.seek(where.offset)
+            found: torch.Tensor = torch.load(io.BytesIO(file.read(where.length)), weights_only=True)
+        return found
 
 
 class _AsStored(HuggingFaceLayout):
@@ -73,13 +87,18 @@ def export_checkpoint(
     manifest = read_manifest(folder)
     if problems := file_problems(folder, manifest.files, manifest.files):
         raise CheckpointError(f"{folder} is not whole: {'; '.join(problems)}")
-    tensors, spec = CheckpointTensors(folder), load_spec(source)
-    weights = weight_map(spec)
-    if len(tensors) != len(weights):  # a reward model's head is not its source's
-        weights = weight_map(with_scalar_head(spec))
-    layout = _AsStored(weights, [0])
+    tensors = CheckpointTensors(folder)
+    layout = _AsStored(_weights(tensors, source), [0])
     layout.tensors = tensors
     export_weights(out, layout, tensors, 0, source=source, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
+def _weights(tensors: CheckpointTensors, source: Path) -> WeightMap:
+    """The model of which the checkpoint holds all tensors: its source's, or that as a run trains it, without prediction
+    layers and perhaps with a scalar head. The source's where none is, so that every difference is told."""
+    trained = trained_spec(source)
+    found = [weight_map(spec) for spec in (load_spec(source), trained, with_scalar_head(trained))]
+    return next((one for one in found if {t.name for t in one} == set(tensors)), found[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

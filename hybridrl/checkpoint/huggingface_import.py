@@ -43,7 +43,7 @@ def import_weights(folder: Path | str, layout: Layout, params: Params, rank: int
     new = new_tensors(files, layout.weights)
     pieces = [piece for piece in layout.pieces(rank) if piece.tensor not in new]
     if not problems:
-        problems += _tied_problems(files, layout.weights)
+        problems += tied_problems(files, layout.weights)
         problems += [] if convert else _dtype_problems(files, pieces, params)
     if problems:
         raise WeightError(f"{folder} cannot be loaded", problems)
@@ -102,7 +102,7 @@ def _dtype_problems(files: SafetensorsFolder, pieces: Sequence[Piece], params: P
     ]
 
 
-def _tied_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
+def tied_problems(files: SafetensorsFolder, weights: WeightMap) -> list[str]:
     """A tied model's file may hold the head too, but only as the same bits."""
     embedding = weights.find(Role.EMBED)
     if not weights.spec.tied or weights.spec.scalar_head or TIED_HEAD not in files.tensors or embedding is None:

@@ -3,17 +3,17 @@
 import os
 from typing import Any
 
-from hybridrl import session, train
+from hybridrl import saved, session, train
 from hybridrl.rollout.replicas import Replicas
 from hybridrl.training.actor import Actor
 
 PHASES: dict[str, tuple[Any, str]] = {
-    "start": (session.Session, "_read_data"),
+    "start": (session.Session, "_start_judges"),
     "sync": (session.Session, "rollout_phase"),
     "rollout": (Replicas, "generate"),
     "reward": (session.Judges, "score"),
     "update": (Actor, "_accumulate"),
-    "export": (session, "export_weights"),
+    "export": (saved, "export_weights"),
 }
 
 
@@ -24,6 +24,7 @@ def break_phase(phase: str) -> None:
         raise RuntimeError(f"this rank is broken in {phase}")
 
     owner, name = PHASES[phase]
+    assert callable(getattr(owner, name))
     setattr(owner, name, broken)
 
 
