@@ -29,8 +29,8 @@ class Entry:
     """Since the ledger was made."""
     owners: Mapping[str, int]
     used: int
-    """What the allocator of a GPU has given out; on a CPU the resident set of the process, the host's parts and all, but
-    for the pages that the system may fetch at any time."""
+    """What the allocator of a GPU has given out; on a CPU the resident set of the process, the host's parts and all,
+    without the pages that the system may fetch at any time."""
     peak: int
     """The most of `used` since the entry before; on a CPU with the pages that the system may fetch."""
     outside: int = 0

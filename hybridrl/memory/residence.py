@@ -3,7 +3,10 @@
 The optimizer asks before it uses either, so an update cannot meet memory that has left:
 
     residence.before_gradients()    gradient buffers have memory; optimizer state is on its way
-    residence.before_step()         optimizer state is there
+    residence.before_step()         optimizer state is on its way, at the latest
+
+Each of torch's optimizers then waits, as its step begins, for its own state alone: the norm of the gradients, and the
+steps of a chained optimizer's parts, pass while the rest still comes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +29,7 @@ class Residence(Protocol):
         """Gradient buffers are about to be cleared, for an update."""
 
     def before_step(self) -> None:
-        """Master weights and moments are about to be used."""
+        """Gradients are whole, and the optimizer is about to step, or to drop its state."""
 
 
 class Always:
@@ -86,34 +89,55 @@ class OptimizerState:
 
     def masters(self) -> list[Tensor]:
         """Float32 copies of parameters of a lower precision, or this rank's shards of them."""
-        theirs = [tensor.untyped_storage() for tensor in self._parameters()]
-        same = {storage._cdata for storage in theirs}
-        spans = {(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in theirs}
-        return [
-            p
-            for p in _stepped(self._optimizer)
-            if p.untyped_storage()._cdata not in same and not any(a <= p.data_ptr() < b for a, b in spans)
-        ]
+        return [master for part in self.by_part() for master in part[0]]
 
     def moments(self) -> list[list[Tensor]]:
         """One list a kind of moment. Step counts stay where they are: they are single numbers."""
         kinds: dict[str, list[Tensor]] = {}
         for part in parts(self._optimizer):
-            for state in part.state.values():
-                for kind, value in state.items():
-                    if isinstance(value, Tensor) and value.dim() > 0:
-                        kinds.setdefault(kind, []).append(value)
+            for kind, tensors in _moments(part).items():
+                kinds.setdefault(kind, []).extend(tensors)
         return list(kinds.values())
 
+    def by_part(self) -> list[list[list[Tensor]]]:
+        """For each part of a chained optimizer, in the order of their steps, its masters, then each kind of moment.
+
+        All in the order of the part's parameters.
+        """
+        theirs = [tensor.untyped_storage() for tensor in self._parameters()]
+        same = {storage._cdata for storage in theirs}
+        spans = {(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in theirs}
+
+        def own(master: Tensor) -> bool:
+            if master.untyped_storage()._cdata in same:
+                return False
+            return not any(a <= master.data_ptr() < b for a, b in spans)
+
+        return [
+            [[p for group in part.param_groups for p in group["params"] if own(p)], *_moments(part).values()]
+            for part in parts(self._optimizer)
+        ]
+
     def groups(self) -> list[list[Tensor]]:
-        """What leaves: the masters, then each kind of moment, in the order of the optimizer's parameters."""
-        return [self.masters(), *self.moments()]
+        """What leaves, part after part; see `by_part`."""
+        return [group for part in self.by_part() for group in part]
 
     def planned_bytes(self, moments: int) -> int:
         """Bytes of an arena's section for all of it, with so many moments a parameter, be they there yet or not."""
-        sizes = [4 * p.numel() for p in _stepped(self._optimizer)]
-        masters = [4 * p.numel() for p in self.masters()]
-        return planned_bytes([masters, *([sizes] * moments)])
+        found = 0
+        for part, (masters, *_) in zip(parts(self._optimizer), self.by_part(), strict=True):
+            sizes = [4 * p.numel() for group in part.param_groups for p in group["params"]]
+            found += planned_bytes([[4 * p.numel() for p in masters], *([sizes] * moments)])
+        return found
+
+    def on_step(self, wait: Callable[[list[Tensor]], None]) -> None:
+        """Has each part, whenever its step begins, call `wait` with its masters and moments."""
+        for index, part in enumerate(parts(self._optimizer)):
+
+            def begin(*_: Any, index: int = index) -> None:
+                wait([tensor for group in self.by_part()[index] for tensor in group])
+
+            part.register_step_pre_hook(begin)
 
 
 class WholeState(OptimizerState):
@@ -150,6 +174,8 @@ class ModelResidence:
         self.state, self.parcel, self.gradients = state, parcel, gradients
         self._prefetch = prefetch
         self._allowed = allowed
+        if parcel is not None:
+            state.on_step(parcel.wait_for)
 
     def before_forward(self) -> None:
         """See `Residence`."""
@@ -168,7 +194,8 @@ class ModelResidence:
     def before_step(self) -> None:
         """See `Residence`."""
         self._allowed("an optimizer step")
-        self.fetch()
+        if self.parcel is not None:
+            self.parcel.come_back()
 
     def release(self) -> None:
         """Frees the gradients, and starts to copy the state away."""
@@ -193,6 +220,16 @@ def parts(optimizer: Any) -> Iterator[Any]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if not getattr(part, "is_stub_optimizer", False):
             yield part.optimizer
+
+
+def _moments(part: Any) -> dict[str, list[Tensor]]:
+    """By kind, what a torch optimizer keeps of its parameters but for their step counts."""
+    kinds: dict[str, list[Tensor]] = {}
+    for state in part.state.values():
+        for kind, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                kinds.setdefault(kind, []).append(value)
+    return kinds
 
 
 def _stepped(optimizer: Any) -> Iterator[Tensor]:

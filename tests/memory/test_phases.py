@@ -1,6 +1,7 @@
 """The phase switch as a machine of states: its order, what it refuses, and what an exception leaves."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hybridrl.memory.arena import Arena
-from hybridrl.memory.lane import make_lane
+from hybridrl.memory.lane import Pair, make_lane
 from hybridrl.memory.ledger import Ledger
 from hybridrl.memory.parcel import Parcel, planned_bytes
 from hybridrl.memory.phases import HybridEngine, Phase, PhaseError
-from hybridrl.memory.residence import Gradients, OptimizerState
+from hybridrl.memory.residence import Gradients, ModelResidence, OptimizerState
 from hybridrl.memory.weights import KeptWeights, OffloadedWeights, parcel_bytes, unshared
 
 CPU = torch.device("cpu")
@@ -61,6 +62,14 @@ class Adam:
         self.param_groups = [{"params": [master]}]
         moments = {"exp_avg": master * 2, "exp_avg_sq": master * 3, "step": torch.tensor(7.0)}
         self.state: dict[Tensor, dict[str, Tensor]] = {master: moments}
+        self._hooks: list[Callable[..., None]] = []
+
+    def register_step_pre_hook(self, hook: Callable[..., None]) -> None:
+        self._hooks.append(hook)
+
+    def step(self) -> None:
+        for hook in self._hooks:
+            hook(self, (), {})
 
 
 class Chunk:
@@ -109,6 +118,7 @@ class World:
         self.residence.before_gradients()
         self.chunk.grad_data += 1
         self.residence.before_step()
+        self.optimizer.step()
         (master,) = self.optimizer.state
         moments = self.optimizer.state[master]
         assert master.equal(torch.arange(float(master.numel())))
@@ -280,6 +290,59 @@ def test_state_comes_back_once_a_phase_and_after_the_last_backward_pass_where_it
         assert world.bytes_of("optimizer") >= 3 * 4000
         world.update()
     assert world.hybrid.take_metrics()["memory/in_bytes"] == 3 * 4000
+
+
+def test_a_part_of_a_chained_optimizer_steps_when_its_own_state_is_there() -> None:
+    dense, experts = Adam(torch.arange(1000.0)), Adam(torch.arange(500.0))
+    state = OptimizerState(SimpleNamespace(chained_optimizers=[dense, experts]), list)
+    lane = HeldLane()
+    planned = state.planned_bytes(2)
+    moved = Parcel("optimizer", Arena(planned).section("optimizer", planned), lane, join=True)
+    residence = ModelResidence(state, moved, None, prefetch=True, allowed=lambda what: None)
+    for _ in range(3):
+        residence.release()
+        lane.run(3 * 2)
+        residence.released()
+        residence.before_gradients()
+        residence.before_step()
+        assert len(lane.waiting) == 6  # masters and two moments of each part
+        for part in (dense, experts):
+            with pytest.raises(TimeoutError):
+                part.step()
+            lane.run(3)
+            part.step()
+            (master,) = part.state
+            assert master.equal(torch.arange(float(master.numel())))
+            assert part.state[master]["exp_avg_sq"].equal(master * 3)
+
+
+class HeldLane:
+    """Copies that happen when they are told to; to wait for one that has not is an error."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[list[Pair], list[bool]]] = []
+
+    def copy(self, pairs: Sequence[Pair]) -> Any:
+        done: list[bool] = []
+        self.waiting += [([pair], done) for pair in pairs]
+        count = len(pairs)
+
+        def wait() -> None:
+            if len(done) < count:
+                raise TimeoutError
+
+        return SimpleNamespace(wait=wait, seconds=0.0, exposed=0.0)
+
+    def run(self, count: int) -> None:
+        """The next so many copies."""
+        for pairs, done in self.waiting[:count]:
+            for target, source in pairs:
+                target.copy_(source)
+            done.append(True)
+        del self.waiting[:count]
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_storage_that_the_engine_shares_stays() -> None:
