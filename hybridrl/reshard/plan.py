@@ -10,6 +10,7 @@ leading dimension more than a single expert.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hybridrl.models.weights import ITEM_BYTES
@@ -147,21 +148,21 @@ class Plan:
     derived: tuple[Derived, ...]
     planner: "Planner" = field(repr=False, compare=False)
 
-    @property
+    @cached_property
     def aliased_bytes(self) -> int:
         return sum(alias.nbytes for alias in self.aliases)
 
-    @property
+    @cached_property
     def copied_bytes(self) -> int:
         """Bytes written by local copies (echoes among them)."""
         return sum(copy.destination.nbytes for copy in (*self.copies, *self.echoes))
 
-    @property
+    @cached_property
     def received_bytes(self) -> int:
         """Bytes on the wire to this rank."""
         return sum(m.nbytes for r in self.rounds for m in r.receives)
 
-    @property
+    @cached_property
     def sent_bytes(self) -> int:
         """Bytes on the wire from this rank."""
         return sum(m.nbytes for r in self.rounds for m in r.sends)

@@ -58,7 +58,7 @@ class Storages:
         return found
 
     def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._tensors.values()]
+        return list(map(torch.Tensor.data_ptr, self._tensors.values()))  # every sync asks this of every parameter
 
 
 def _home(tensor: torch.Tensor) -> _Home:
