@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.agreement import SyncError
 from hybridrl.reshard.aliasing import adopt_data
+from hybridrl.reshard.compile import torch_dtype
 from hybridrl.reshard.golden import golden_sync
 from hybridrl.reshard.golden_checks import WeightError
 from hybridrl.reshard.layouts.megatron import MegatronLayout
@@ -29,6 +31,7 @@ from hybridrl.training.losses import make_loss
 from hybridrl.training.rows import Row
 from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
 from tests.distributed.golden_runs import same_bits
+from tests.distributed.memory_runs import shared, updated
 
 MOVED = ("sync/received_bytes", "sync/sent_bytes", "sync/copied_bytes", "sync/staging_bytes")
 
@@ -159,6 +162,53 @@ def careless(folder: Path, side: str, rank: int, **options: Any) -> tuple[str, b
     return "", True
 
 
+def through_phases(folder: Path, other: Path, arena: Path, **options: Any) -> dict[str, Any]:
+    """Three steps of a trainer and the embedded engine in phases, between which gradients are released and optimizer
+    state leaves; one loads other weights. Then rank 1 is careless with a parameter that is shared."""
+    with shared(folder, arena, **options) as run:
+        actor, hybrid, rank = run.actor, run.share.hybrid, dist.get_rank()
+        with hybrid.training_phase():
+            rows = with_old_log_probs(make_rows(), actor)
+        found: dict[str, Any] = {"lost": [], "aliased": [], "common": [], "left": []}
+
+        def save() -> None:
+            export_weights(arena / f"out-{version}", actor.layout, actor.tensors(), rank, source=folder)
+
+        def load() -> None:
+            import_weights(other, actor.layout, actor.tensors(), rank, convert=True)
+            actor.optimizer.inner.reload_model_params()
+
+        for version, event in enumerate((save, load, save)):
+            with hybrid.training_phase():
+                updated(actor, rows)
+                with hybrid.saving():
+                    event()
+                twin = {
+                    n: torch.empty(p.shape, dtype=torch_dtype(p.dtype))
+                    for n, p in run.engine.layout.params(rank).items()
+                }
+                golden_sync(actor.layout, actor.tensors(), run.engine.layout, twin, rank)
+            with hybrid.rollout_phase(version) as moved:
+                served = run.engine.parameters()
+                found["lost"] += [(version, name) for name, value in twin.items() if not same_bits(served[name], value)]
+                found["aliased"].append(moved["sync/aliased_bytes"])
+                places = {tensor.data_ptr() for tensor in actor.tensors().values() if tensor.untyped_storage().nbytes()}
+                found["common"].append(sorted(n for n, tensor in served.items() if tensor.data_ptr() in places))
+                held = run.share.ledger.count()
+                found["left"].append((held["gradients"], held["master weights"], held["moments"]))
+                run.tokens()
+        with hybrid.training_phase():
+            if rank == 1:
+                parameter = next(t for name, t in actor.tensors().items() if name.endswith("layers.1.mlp.experts.w13"))
+                parameter.data = parameter.data.clone()
+        try:
+            with hybrid.rollout_phase(version + 1):
+                found["refused"] = ""
+        except SyncError as error:
+            found["refused"] = str(error)
+        return found
+
+
 def deaf_engine(folder: Path) -> str:
     """What the error says where an engine claims to have adopted and has not."""
     actor = make_actor(folder, model={"parameter_layout": "engine"})
@@ -194,24 +244,24 @@ def with_transformers(folder: Path, release: bool, **options: Any) -> dict[str, 
     return {"errors": errors, "shared": sorted(alias.destination for alias in sync.plan.aliases)}
 
 
-def seconds_of_sync(specs: list[ModelSpec]) -> list[float]:
-    """Of the fastest of many syncs of models that both sides lay out alike."""
-    found = []
+def seconds_of_sync(specs: list[ModelSpec], repeat: int) -> list[float]:
+    """Medians over syncs of models that both sides lay out alike; the models take turns."""
+    rank, world, syncs = dist.get_rank(), dist.get_world_size(), []
     for spec in specs:
         weights = weight_map(spec)
-        source = MegatronLayout(weights, ParallelSizes(world=dist.get_world_size()), engine_order=True)
-        layout = SGLangLayout(weights, RolloutSizes(world=dist.get_world_size()))
-        rank = dist.get_rank()
+        source = MegatronLayout(weights, ParallelSizes(world=world), engine_order=True)
+        layout = SGLangLayout(weights, RolloutSizes(world=world))
         ours, theirs = (
             {n: torch.zeros(p.shape, dtype=getattr(torch, p.dtype)) for n, p in one.params(rank).items()}
             for one in (source, layout)
         )
-        sync = WeightSync(source, ours, layout, theirs, rank, adopt=adopt_data(theirs))
-        times = []
-        for version in range(20):
+        syncs.append(WeightSync(source, ours, layout, theirs, rank, adopt=adopt_data(theirs)))
+        assert syncs[-1].aliased_bytes == sum(t.nbytes for t in theirs.values()) == weights.nbytes
+    taken: list[list[float]] = [[] for _ in syncs]
+    for version in range(repeat):
+        for sync, times in zip(syncs, taken, strict=True):
+            dist.barrier()
             start = perf_counter()
             sync.run(version)
             times.append(perf_counter() - start)
-        assert sync.aliased_bytes == sum(t.nbytes for t in theirs.values())
-        found.append(min(times))
-    return found
+    return [median(times) for times in taken]

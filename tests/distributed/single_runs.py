@@ -80,6 +80,7 @@ def make_single(
         rank,
         adopt=adopt_data(served),
         bucket_bytes=bucket_bytes,
+        hooks={"post_load_weights": lambda derived: None},
         make_region=make_region,
     )
     return trained, served, single

@@ -1,11 +1,13 @@
 """One copy of the weights: an engine with the trainer's layout reads the trainer's storage, whatever happens to it."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hybridrl.models.families import weight_map
 from hybridrl.models.spec import MoeSpec
 from tests.distributed import aliasing_runs
 from tests.distributed.pool import WorkerPool
@@ -83,6 +85,34 @@ def test_sharing_outlives_saves_loads_and_released_gradients(
         assert lost == []
 
 
+def phases() -> list[Any]:
+    quick = {("keep", True, "bfloat16"), ("offload", False, "float32"), ("single", True, "float32")}
+    every = product(("keep", "offload", "single"), (False, True), ("float32", "bfloat16"))
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.full) for case in every]
+
+
+@pytest.mark.parametrize(("parameters", "distributed", "dtype"), phases())
+def test_sharing_outlives_three_steps_of_phases_and_finds_a_careless_caller(
+    pool: WorkerPool, tmp_path: Path, parameters: str, distributed: bool, dtype: str
+) -> None:
+    given = {
+        "memory": {"parameters": parameters, "optimizer": "host", "margin_bytes": 0, "verify": True},
+        "optimizer": {"distributed": distributed, "lr": 0.02},
+        "model": {**ENGINE, "dtype": dtype},
+    }
+    other = tiny_folder("qwen3_moe", dtype, initializer_range=0.1)
+    run = {"folder": tiny_folder("qwen3_moe", dtype), "other": other, "arena": tmp_path}
+    for found in pool.run(aliasing_runs.through_phases, 2, **run, **given):
+        assert found["lost"] == []
+        assert found["aliased"] == [found["aliased"][0]] * 3
+        assert found["aliased"][0] > 0
+        assert found["common"] == [found["common"][0]] * 3
+        assert sum(name.endswith("mlp.experts.gate_up_proj") for name in found["common"][0]) == 4  # in every layer
+        assert found["left"] == [(0, 0, 0)] * 3
+        assert "rank 1: " in found["refused"]
+        assert "layers.1.mlp.experts.w13 was given another storage" in found["refused"]
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loaded_weights_are_not_undone_by_older_masters(pool: WorkerPool, dtype: str, distributed: bool) -> None:
@@ -125,5 +155,11 @@ def test_time_of_a_sync_does_not_depend_on_the_models_size(pool: WorkerPool) -> 
     moe = MoeSpec(num_experts=8, top_k=2, ffn_size=64, norm_topk_prob=True, layers=(True,) * 4)
     small = replace(MOE, moe=moe, hidden_size=64, vocab_size=512, head_dim=16)
     large = replace(small, moe=replace(moe, ffn_size=640), hidden_size=320, vocab_size=1024)
-    for one, other in pool.run(aliasing_runs.seconds_of_sync, 2, specs=[small, large]):
-        assert other < 2 * one + 1e-3
+    assert weight_map(large).nbytes > 10 * weight_map(small).nbytes
+
+    def ratio() -> float:
+        """Of the slowest ranks."""
+        found = pool.run(aliasing_runs.seconds_of_sync, 2, specs=[small, large], repeat=60)
+        return max(one[1] for one in found) / max(one[0] for one in found)
+
+    assert any(ratio() <= 2 for _ in range(3))  # what runs beside may disturb one of them
