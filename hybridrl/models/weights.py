@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from hybridrl.models.spec import ModelSpec
 
@@ -176,6 +177,22 @@ class Param:
         return self.size * ITEM_BYTES[self.dtype]
 
 
+class Kind(NamedTuple):
+    """What tensors have in common that lie alike in every layout: large models have a few kinds and many tensors."""
+
+    role: Role
+    moe: bool | None
+    """Whether its main layer has experts; None outside of the main layers."""
+    predicts: bool
+    """Whether it belongs to a prediction layer."""
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements of one tensor."""
+        return prod(self.shape)
+
+
 class WeightMap:
     """All tensors of a model, in layer order, found by name or by (role, layer, expert)."""
 
@@ -211,6 +228,16 @@ class WeightMap:
         for tensor in self.tensors:
             layers.setdefault(tensor.layer, []).append(tensor)
         return {layer: tuple(tensors) for layer, tensors in layers.items()}
+
+    @cached_property
+    def kinds(self) -> Mapping[Kind, tuple[Tensor, ...]]:
+        """Tensors by kind, in order."""
+        found: dict[Kind, list[Tensor]] = {}
+        for tensor in self.tensors:
+            predicts = tensor.layer is not None and tensor.layer >= self.spec.num_layers
+            moe = None if tensor.layer is None or predicts else self.spec.is_moe_layer(tensor.layer)
+            found.setdefault(Kind(tensor.role, moe, predicts, tensor.shape), []).append(tensor)
+        return {kind: tuple(tensors) for kind, tensors in found.items()}
 
     @property
     def nbytes(self) -> int:

@@ -27,10 +27,9 @@ class Work:
 def work_of(weights: WeightMap) -> Work:
     """Each token meets all dense weights, its head, and `top_k` of the experts; the embedding is looked up."""
     spec = weights.spec
-    dense = sum(t.size for t in weights if t.role not in EXPERT_ROLES and t.role is not Role.EMBED)
+    dense, experts = _met(weights)
     if spec.tied:
         dense += spec.vocab_size * spec.hidden_size
-    experts = sum(t.size for t in weights if t.role in EXPERT_ROLES)
     chosen = spec.moe.top_k / spec.moe.num_experts if spec.moe else 0.0
     width = spec.head_dim * 2
     if spec.mla is not None:
@@ -108,18 +107,24 @@ def weight_bytes(layouts: Layouts, sequences: int) -> float:
     """Weights that one rank reads in a decode step: its dense shard, and those of its experts that any token meets."""
     sizes, spec = layouts.engine_sizes, layouts.spec
     item = ITEM_BYTES[layouts.config.model.dtype]
-    weights = layouts.weights
-    dense = sum(t.size for t in weights if t.role not in EXPERT_ROLES and t.role is not Role.EMBED)
-    experts = sum(t.size for t in weights if t.role in EXPERT_ROLES)
+    dense, experts = _met(layouts.weights)
     if spec.moe is None:
         return dense * item / sizes.tp
     met = 1 - (1 - spec.moe.top_k / spec.moe.num_experts) ** sequences
     return item * (dense / sizes.attention_tp + experts * met / sizes.tp)
 
 
+def _met(weights: WeightMap) -> tuple[int, int]:
+    """Elements that each token meets, and those of all experts; the embedding is neither."""
+    sizes = {kind: kind.size * len(tensors) for kind, tensors in weights.kinds.items()}
+    experts = sum(size for kind, size in sizes.items() if kind.role in EXPERT_ROLES)
+    embedding = sum(size for kind, size in sizes.items() if kind.role is Role.EMBED)
+    return sum(sizes.values()) - experts - embedding, experts
+
+
 def params_of(weights: WeightMap) -> tuple[int, int]:
     """Parameters in all, and those that one token meets, the embedding among them."""
-    experts = sum(t.size for t in weights if t.role in EXPERT_ROLES)
+    _, experts = _met(weights)
     total, spec = sum(t.size for t in weights), weights.spec
     if spec.moe is None:
         return total, total

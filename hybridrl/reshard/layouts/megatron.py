@@ -252,20 +252,21 @@ class MegatronLayout:
 
     def _check_weights(self) -> None:
         """Every tensor has a place of exactly its shape: a role that is not known here must not vanish silently."""
-        spec, problems = self.weights.spec, []
-        for tensor in self.weights:
-            if tensor.layer is None:
-                slabs = [s for s in (self._outer_slabs.first, *self._outer_slabs.last) if tensor.role in s.cuts]
+        problems = []
+        for kind, tensors in self.weights.kinds.items():
+            if kind.moe is None:
+                slabs = [] if kind.predicts else [self._outer_slabs.first, *self._outer_slabs.last]
             else:
-                known = tensor.layer < spec.num_layers
-                slab = self._slab_by_role[spec.is_moe_layer(tensor.layer)].get(tensor.role) if known else None
-                slabs = [] if slab is None else [slab]
-            if not slabs:
-                problems.append(f"{tensor.name} ({tensor.role}) has no place")
-            for slab in slabs:
-                if slab.whole_shape(tensor.role) != tensor.shape:
+                slabs = list(self._layer_slabs[kind.moe])
+            slabs = [slab for slab in slabs if kind.role in slab.roles]
+            wrong = [slab for slab in slabs if slab.whole_shape(kind.role) != kind.shape]
+            for tensor in tensors if wrong or not slabs else ():
+                if not slabs:
+                    problems.append(f"{tensor.name} ({tensor.role}) has no place")
+                for slab in wrong:
                     expected = list(slab.whole_shape(tensor.role))
                     problems.append(f"{tensor.name} has shape {list(tensor.shape)}, {slab.name} takes {expected}")
+        spec = self.weights.spec
         if problems:
             more = f" and {len(problems) - 20} more" if len(problems) > 20 else ""
             raise ValueError(f"{spec.family} in Megatron's layout: " + "; ".join(problems[:20]) + more)

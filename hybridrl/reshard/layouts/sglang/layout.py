@@ -91,9 +91,9 @@ class SGLangLayout:
     def omitted(self) -> frozenset[str]:
         """Tensors that the engine does without: prediction layers where there is no draft model, and in any case
         their own names of the embedding and the head, which the draft model shares with the main one."""
-        last = self.weights.spec.num_layers
-        extra = (t for t in self.weights if t.layer is not None and t.layer >= last)
-        return frozenset(t.name for t in extra if not self.mtp or t.role in (Role.MTP_EMBED, Role.MTP_HEAD))
+        shared = (Role.MTP_EMBED, Role.MTP_HEAD)
+        kinds = (kind for kind in self.weights.kinds if kind.predicts and (not self.mtp or kind.role in shared))
+        return frozenset(tensor.name for kind in kinds for tensor in self.weights.kinds[kind])
 
     def params(self, rank: int) -> Mapping[str, Param]:
         """See `Layout.params`; they are the same on all ranks."""
@@ -239,20 +239,26 @@ class SGLangLayout:
         spec = self.weights.spec
         return stored.slab.dtype or self.dtype or spec.dtypes.get(stored.slab.roles[0], spec.dtype)
 
+    def _misplaced(self, tensor: Tensor) -> list[str]:
+        """What is wrong with a tensor's places."""
+        if tensor.layer is not None and tensor.role not in (*self._roles[self._is_moe(tensor.layer)], *AS_EXPERT):
+            return [f"({tensor.role}) has no place"]
+        places = [(place.name, _tensor_shape(place)) for place in self._places(tensor)]
+        if not places:
+            return [f"({tensor.role}) has no place"]
+        return [
+            f"has shape {list(tensor.shape)}, {name} takes {list(shape)}"
+            for name, shape in places
+            if shape != tensor.shape
+        ]
+
     def _check_weights(self) -> None:
         """Every tensor has a place of its shape: a role that is not known here must not vanish silently."""
         wrong = []
-        for tensor in self.weights:
-            if tensor.name in self.omitted:
-                continue
-            known = tensor.layer is None or tensor.role in (*self._roles[self._is_moe(tensor.layer)], *AS_EXPERT)
-            places = self._places(tensor) if known else []
-            if not places:
-                wrong.append(f"{tensor.name} ({tensor.role}) has no place")
-            for place in places:
-                shape = _tensor_shape(place)
-                if shape != tensor.shape:
-                    wrong.append(f"{tensor.name} has shape {list(tensor.shape)}, {place.name} takes {list(shape)}")
+        for tensors in self.weights.kinds.values():
+            if tensors[0].name not in self.omitted:
+                problems = self._misplaced(tensors[0])  # the others of its kind lie alike, and are omitted alike
+                wrong += [f"{tensor.name} {problem}" for tensor in tensors for problem in problems]
         if wrong:
             more = f" and {len(wrong) - 20} more" if len(wrong) > 20 else ""
             raise ValueError(f"{self.weights.spec.family} in SGLang's layout: " + "; ".join(wrong[:20]) + more)
