@@ -4,7 +4,7 @@ Training and rollout are judged apart, since neither one's seconds depend on the
 planned whole, with their switches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -33,7 +33,7 @@ def search(found: Estimate) -> list[Choice]:
     """The layouts that fit, the shortest step first, `plan.search_results` of them at most."""
     results = found.config.plan.search_results
     training = sorted(_training(found), key=lambda one: one[0])[: 2 * results]
-    rollout = sorted(_rollout(found), key=lambda one: one[0])[: 2 * results]
+    rollout = sorted(_best(_rollout(found)), key=lambda one: one[0])[: 2 * results]
     pairs = sorted(
         ((a + b, changes | others) for (a, changes), (b, others) in product(training, rollout)), key=lambda one: one[0]
     )
@@ -42,7 +42,7 @@ def search(found: Estimate) -> list[Choice]:
         one = attempt(found, changes)
         if one is not None and one.fits:
             choices.append(Choice(changes, one))
-        if len(choices) == 2 * results:
+        if len(choices) == results + results // 2:
             break
     return sorted(choices, key=lambda choice: choice.estimate.step.total)[:results]
 
@@ -85,6 +85,16 @@ def _update_bytes(config: Config, layouts: Layouts) -> int:
         kept = activations(config, layouts.spec, stage, fused=layouts.transformer_engine).total
         most = max(most, own.parameters + own.gradients + own.optimizer + kept)
     return most
+
+
+def _best(engines: Iterable[tuple[float, Changes]]) -> Iterable[tuple[float, Changes]]:
+    """Of engines that differ only in EP, and are as fast, the one with the largest: it moves whole experts."""
+    best: dict[tuple[object, ...], tuple[float, Changes]] = {}
+    for seconds, changes in engines:  # EP ascends
+        key = tuple(size for name, size in changes.items() if name != "rollout.ep")
+        if key not in best or seconds <= best[key][0]:
+            best[key] = (seconds, changes)
+    return best.values()
 
 
 def _rollout(found: Estimate) -> Iterator[tuple[float, Changes]]:
