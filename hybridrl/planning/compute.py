@@ -1,13 +1,15 @@
-"""Seconds of a step by phase: training by floating-point operations, decoding by memory bandwidth."""
+"""Seconds of a step by phase: training by floating-point operations and collectives, decoding by memory bandwidth."""
 
 from dataclasses import dataclass
 
 from hybridrl.config.schema import Config
-from hybridrl.models.weights import EXPERT_ROLES, ITEM_BYTES, Role, WeightMap
+from hybridrl.models.weights import ITEM_BYTES, WeightMap
 from hybridrl.planning.activations import micro_batches
 from hybridrl.planning.cache import KvCache, wanted_sequences
+from hybridrl.planning.communication import communication_seconds
 from hybridrl.planning.hardware import Hardware
 from hybridrl.planning.layouts import Layouts
+from hybridrl.planning.work import parameters_met
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Work:
 def work_of(weights: WeightMap) -> Work:
     """Each token meets all dense weights, its head, and `top_k` of the experts; the embedding is looked up."""
     spec = weights.spec
-    dense, experts = _met(weights)
+    dense, experts = parameters_met(weights)
     if spec.tied:
         dense += spec.vocab_size * spec.hidden_size
     chosen = spec.moe.top_k / spec.moe.num_experts if spec.moe else 0.0
@@ -45,11 +47,13 @@ class StepSeconds:
     decode: float
     logprob: float
     update: float
+    communication: float
+    """Collectives of `logprob` and `update`, which count operations alone."""
     switches: float
 
     @property
     def total(self) -> float:
-        return self.prefill + self.decode + self.logprob + self.update + self.switches
+        return self.prefill + self.decode + self.logprob + self.update + self.communication + self.switches
 
 
 def step_seconds(
@@ -67,15 +71,19 @@ def step_seconds(
     # Backward is two forwards; full recomputation runs each layer's forward once more.
     passes = 3 + (config.model.recompute == "full")
     update = trainer.update_epochs * passes * training
+    scored = (config.algorithm.old_log_probs == "trainer") + (config.algorithm.kl.where != "none") if cache else 0
+    sent = communication_seconds(
+        config, layouts.weights, layouts.sizes, hardware, tokens=samples * length, forwards=scored
+    )
     if cache is None:
-        return StepSeconds(prefill=0.0, decode=0.0, logprob=0.0, update=update, switches=switches)
+        return StepSeconds(prefill=0.0, decode=0.0, logprob=0.0, update=update, communication=sent, switches=switches)
     prompts = work.forward(trainer.prompts_per_step * rollout.max_prompt_length, rollout.max_prompt_length / 2)
-    scored = (config.algorithm.old_log_probs == "trainer") + (config.algorithm.kl.where != "none")
     return StepSeconds(
         prefill=prompts / (peak * hardware.prefill_efficiency),
         decode=_decode(config, layouts, hardware, work, cache, response),
         logprob=scored * training,
         update=update,
+        communication=sent,
         switches=switches,
     )
 
@@ -107,25 +115,8 @@ def weight_bytes(layouts: Layouts, sequences: int) -> float:
     """Weights that one rank reads in a decode step: its dense shard, and those of its experts that any token meets."""
     sizes, spec = layouts.engine_sizes, layouts.spec
     item = ITEM_BYTES[layouts.config.model.dtype]
-    dense, experts = _met(layouts.weights)
+    dense, experts = parameters_met(layouts.weights)
     if spec.moe is None:
         return dense * item / sizes.tp
     met = 1 - (1 - spec.moe.top_k / spec.moe.num_experts) ** sequences
     return item * (dense / sizes.attention_tp + experts * met / sizes.tp)
-
-
-def _met(weights: WeightMap) -> tuple[int, int]:
-    """Elements that each token meets, and those of all experts; the embedding is neither."""
-    sizes = {kind: kind.size * len(tensors) for kind, tensors in weights.kinds.items()}
-    experts = sum(size for kind, size in sizes.items() if kind.role in EXPERT_ROLES)
-    embedding = sum(size for kind, size in sizes.items() if kind.role is Role.EMBED)
-    return sum(sizes.values()) - experts - embedding, experts
-
-
-def params_of(weights: WeightMap) -> tuple[int, int]:
-    """Parameters in all, and those that one token meets, the embedding among them."""
-    _, experts = _met(weights)
-    total, spec = sum(t.size for t in weights), weights.spec
-    if spec.moe is None:
-        return total, total
-    return total, total - experts + experts * spec.moe.top_k // spec.moe.num_experts

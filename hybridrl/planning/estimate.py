@@ -1,17 +1,18 @@
 """A recipe's dry run: everything that can be known of it before it starts, and whether it fits."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hybridrl.config.batch import BatchArithmetic, batch_arithmetic
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.models.weights import WeightMap
 from hybridrl.planning.activations import micro_batches
-from hybridrl.planning.compute import StepSeconds, params_of, step_seconds
+from hybridrl.planning.compute import StepSeconds, step_seconds
 from hybridrl.planning.hardware import GIB, Hardware
 from hybridrl.planning.layouts import Layouts, training_shard
 from hybridrl.planning.memory import RankMemory, rank_memory, trained
 from hybridrl.planning.switches import Reshard, Switch
+from hybridrl.planning.work import params_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,11 @@ class Estimate:
     @property
     def limit(self) -> str:
         """The phase that takes most of a step, and what bounds it."""
-        seconds = {name: getattr(self.step, name) for name in ("prefill", "decode", "logprob", "update", "switches")}
+        seconds = asdict(self.step)
         longest = max(seconds, key=lambda name: seconds[name])
         what = {
             "decode": "memory bandwidth and the latency of decode steps",
+            "communication": "the links between ranks, in the collectives of training",
             "switches": "the links between ranks, or between device and host",
         }.get(longest, "floating-point operations")
         return f"{longest}: {what}"

@@ -63,7 +63,7 @@ def _training(found: Estimate) -> Iterator[tuple[float, Changes]]:
         layouts = Layouts(config, found.layouts.weights, found.layouts.transformer_engine)
         if _update_bytes(config, layouts) <= found.hardware.memory_bytes:
             step = step_seconds(config, layouts, found.hardware, found.memory.cache, 0.0)
-            yield step.logprob + step.update, changes
+            yield step.logprob + step.update + step.communication, changes
 
 
 def _uneven(layers: int, pp: int) -> Changes:

@@ -11,12 +11,14 @@ from hybridrl.plan import FITS, TOO_LARGE, WRONG, main, prepare
 from hybridrl.planning.activations import activations, micro_batches
 from hybridrl.planning.advice import nearest
 from hybridrl.planning.cache import token_bytes
-from hybridrl.planning.compute import params_of, weight_bytes, work_of
+from hybridrl.planning.communication import Group, communication_seconds
+from hybridrl.planning.compute import weight_bytes, work_of
 from hybridrl.planning.estimate import Estimate, estimate
 from hybridrl.planning.hardware import find_hardware
 from hybridrl.planning.layouts import Layouts, trained_weights, training_shard
 from hybridrl.planning.memory import trained
 from hybridrl.planning.search import search
+from hybridrl.planning.work import params_of
 from hybridrl.reshard.explain import find_model
 
 QWEN = "recipe=grpo_qwen3_30b_a3b"
@@ -212,3 +214,38 @@ def test_passes_over_the_samples_cost_updates_and_the_engines_log_probs_spare_a_
     assert twice.update == 2 * usual.update
     assert twice.logprob == usual.logprob > 0
     assert planned(QWEN, "trainer.nodes=4", "algorithm.old_log_probs=engine").step.logprob == 0
+
+
+def test_a_group_has_as_much_from_each_peer_over_the_link_between_them() -> None:
+    link = find_hardware("h100").link  # nodes of 8, 450 GB/s within, 50 GB/s between
+    assert Group(1, 1).seconds(1e9, link) == 0
+    assert Group(8, 1).seconds(1e9, link) == pytest.approx(7 / 450)
+    assert Group(4, 8).seconds(1e9, link) == pytest.approx(3 / 50)
+    assert Group(16, 1).seconds(1e9, link) == pytest.approx(max(7 / 450, 8 / 50))
+    assert Group(4, 4).seconds(1e9, link) == pytest.approx(max(1 / 450, 2 / 50))
+
+
+def test_collectives_of_training_by_hand() -> None:
+    sizes = ["parallel.tp=4", "parallel.ep=8", "parallel.etp=1", "parallel.pp=1", "parallel.cp=1"]
+    found = planned(QWEN, "trainer.nodes=4", *sizes, "model.recompute=none", "algorithm.kl.where=none")
+    config, weights, layouts = found.config, found.layouts.weights, found.layouts
+    tokens = 2.0**20
+    own = tokens / 8 / 4 * 2048 * 2  # a rank's share of its TP group's tokens, bfloat16
+    node, network = 450e9, 50e9
+    gather = 3 * own / node
+    layer = 2 * gather + 2 * 7 * 8 * own / 8 / node  # attention, and tokens to 8 experts each and back
+    dense, experts = (
+        sum(k.size * len(t) for k, t in weights.kinds.items() if k.role.startswith("expert") is e and k.role != "embed")
+        for e in (False, True)
+    )
+    replicas, expert_replicas = 6 / 4 / 8 * dense, 6 / 8 / 4 * experts
+    near = max(1 * replicas / node, 6 * replicas / network) + 3 * expert_replicas / network
+    expected = 3 * 48 * layer + near
+    got = communication_seconds(config, weights, layouts.sizes, found.hardware, tokens=tokens, forwards=1)
+    assert got == pytest.approx(expected)
+
+
+def test_experts_across_nodes_cost_more_than_within_one() -> None:
+    near, far = (planned(QWEN, "trainer.nodes=4", f"parallel.ep={ep}").step.communication for ep in (8, 32))
+    assert far > 2 * near
+    assert planned(QWEN, "trainer.nodes=4", "parallel.tp=1", "parallel.ep=8").step.communication < near
