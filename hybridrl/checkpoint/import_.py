@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hybridrl.parallel import compat  # isort: skip - must precede megatron.core
+
 from hybridrl.checkpoint.huggingface_import import file_problems, new_tensors, tied_problems
 from hybridrl.checkpoint.manifest import CheckpointError, folder_of
 from hybridrl.checkpoint.safetensors_folder import DTYPES, SafetensorsFolder
@@ -24,7 +26,7 @@ from hybridrl.files import cache_folder
 from hybridrl.models import builtin
 from hybridrl.models.families import UnsupportedModelError, load_spec, weight_map
 from hybridrl.models.weights import WeightMap
-from hybridrl.parallel import compat, groups
+from hybridrl.parallel import groups
 from hybridrl.reshard.golden_checks import WeightError, agree
 from hybridrl.reshard.layouts.huggingface import HuggingFaceLayout
 

@@ -1,5 +1,8 @@
 """A Hugging Face folder becomes a checkpoint of weights alone, and an export gives the same bits back."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.checkpoint.test_huggingface_export import bits
 from tests.checkpoint.test_huggingface_import import changed
 from tests.models.tiny import VARIANTS, make_folder, tiny_folder
 
+REPOSITORY = Path(__file__).parents[2]
 Tensors = dict[str, torch.Tensor]
 
 
@@ -103,3 +107,19 @@ def test_a_check_makes_nothing_and_a_folder_that_is_there_stays(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert import_.main([str(tmp_path / "nowhere"), "new"]) == 1
     assert "no config.json" in capsys.readouterr().err
+
+
+def test_the_command_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
+    command = [sys.executable, "-m", "hybridrl.checkpoint.import_", str(tiny_folder("llama")), str(tmp_path / "out")]
+    ended = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**environment, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "checkpoint.load=weights" in ended.stdout

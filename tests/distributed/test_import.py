@@ -13,7 +13,7 @@ from hybridrl.files import cache_folder
 from hybridrl.models import builtin
 from tests.distributed import save_runs
 from tests.distributed.pool import WorkerPool
-from tests.distributed.test_resume import check_alike, launch, steady
+from tests.distributed.test_resume import BY_LENGTH, check_alike, launch, steady
 from tests.models.tiny import tiny_folder
 
 PLACES: list[Any] = [
@@ -61,7 +61,7 @@ def test_a_run_from_an_import_is_the_run_from_its_folder(pool: WorkerPool, tmp_p
     tensors = load_file(other / "model.safetensors")
     save_file({n: t * 1.25 for n, t in tensors.items()}, other / "model.safetensors", metadata={"format": "pt"})
     pool.run(imported, 1, source=other, out=tmp_path / "imported")
-    words = ("trainer.steps=2", "warm_start.steps=0")
+    words = ("trainer.steps=2", "warm_start.steps=0", BY_LENGTH)
     expected = launch(pool, tmp_path / "plain", *words, f"model.path={other}")
     start = (f"trainer.resume={tmp_path / 'imported'}", "checkpoint.load=weights")
     assert steady(launch(pool, tmp_path / "from", *words, *start)) == steady(expected)

@@ -1,6 +1,7 @@
 """A run that was stopped and goes on is the run that was never stopped: the same samples, metrics and weights."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ SMALL = (
     *("rollout.n=4", "rewards.workers=1", "optimizer.lr=3e-3", "trainer.mini_batch_prompts=2", "data.seed=3"),
 )
 KL = ("algorithm.kl.where=loss", "algorithm.kl.coef=0.01")
+BY_LENGTH = "rewards.judges=[{name: 'tests.distributed.test_resume:judge_by_length'}]"
+TP2_EP2 = ("parallel.tp=2", "parallel.ep=2")
 DYNAMIC = (
     *("algorithm.dynamic_sampling.enabled=true", "algorithm.dynamic_sampling.generation_prompts=6"),
     *("algorithm.dynamic_sampling.max_generation_batches=40",),
-    "rewards.judges=[{name: 'tests.distributed.test_resume:judge_by_length'}]",
+    BY_LENGTH,
 )
 
 
@@ -35,15 +38,16 @@ def stop_before(step: int) -> None:
     """Has this process's next run break at the start of a step."""
     from hybridrl import session
 
-    original = session.Session.rollout_phase
+    original = session.Session.steps
 
-    def broken(self: Any, version: int) -> Any:
-        if version == step - 1:
-            session.Session.rollout_phase = original  # type: ignore[method-assign]
-            raise ZeroDivisionError(f"stopped before step {step}")
-        return original(self, version)
+    def broken(self: Any) -> Iterator[int]:
+        for made in original(self):
+            if made == step:
+                session.Session.steps = original  # type: ignore[method-assign]
+                raise ZeroDivisionError(f"stopped before step {step}")
+            yield made
 
-    session.Session.rollout_phase = broken  # type: ignore[method-assign]
+    session.Session.steps = broken  # type: ignore[method-assign]
 
 
 def train(overrides: list[str], stop: int | None = None) -> None:
@@ -55,9 +59,15 @@ def train(overrides: list[str], stop: int | None = None) -> None:
 
 
 def launch(
-    pool: WorkerPool, folder: Path, *overrides: str, world: int = 2, stop: int | None = None, every: int = 2
+    pool: WorkerPool,
+    folder: Path,
+    *overrides: str,
+    world: int = 2,
+    stop: int | None = None,
+    every: int = 2,
+    small: Sequence[str] = SMALL,
 ) -> list[dict[str, Any]]:
-    words = [*SMALL, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}", f"checkpoint.every={every}"]
+    words = [*small, f"trainer.output_dir={folder}", f"trainer.ranks_per_node={world}", f"checkpoint.every={every}"]
     if stop is None:
         pool.run(train, world=world, overrides=[*words, *overrides])
     else:
@@ -108,13 +118,38 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         assert ours.read_text() == theirs.read_text()
 
 
-def test_another_world_goes_on_with_the_same_data(pool: WorkerPool, tmp_path: Path) -> None:
-    expected = launch(pool, tmp_path / "straight", "trainer.steps=3")
-    launch(pool, tmp_path / "stopped", "trainer.steps=3", stop=3)
-    found = launch(pool, tmp_path / "stopped", "trainer.steps=3", "parallel.ep=1", world=1)
+OTHER = (
+    pytest.param(("parallel.ep=2",), ("parallel.ep=1",), 1, id="one rank"),
+    pytest.param((*TP2_EP2,), ("parallel.ep=1", "parallel.pp=2"), 2, id="pp2", marks=pytest.mark.full),
+    pytest.param((*TP2_EP2,), ("parallel.ep=1",), 1, id="tp2 to one rank", marks=pytest.mark.full),
+    pytest.param((*TP2_EP2,), ("parallel.ep=2", "parallel.pp=2"), 4, id="four ranks", marks=pytest.mark.full),
+    pytest.param((*TP2_EP2,), (*TP2_EP2, "model.parameter_layout=megatron"), 2, id="layout", marks=pytest.mark.full),
+    pytest.param(
+        ("parallel.ep=1", "parallel.pp=2", "model.parameter_layout=megatron", "optimizer.distributed=false"),
+        (*TP2_EP2, "memory.parameters=single"),
+        2,
+        id="pp2 to single",
+        marks=pytest.mark.full,
+    ),
+)
+
+
+@pytest.mark.parametrize(("saved", "resumed", "world"), OTHER)
+def test_another_world_goes_on_with_the_same_data(
+    pool: WorkerPool, tmp_path: Path, saved: tuple[str, ...], resumed: tuple[str, ...], world: int
+) -> None:
+    words = ("trainer.steps=3", "optimizer.lr=1e-3", BY_LENGTH)
+    expected = launch(pool, tmp_path / "straight", *words, *saved)
+    launch(pool, tmp_path / "stopped", *words, *saved, stop=3)
+    found = launch(pool, tmp_path / "stopped", *words, *resumed, world=world)
     assert [record["data/epoch"] for record in found] == [record["data/epoch"] for record in expected]
-    assert found[2]["loss/policy"] == pytest.approx(expected[2]["loss/policy"], abs=1e-5)
+    assert expected[2]["grad_norm"] > 1e-3
+    for key in ("loss/policy", "entropy", "reward/mean"):
+        assert found[2][key] == pytest.approx(expected[2][key], abs=1e-5)
     assert found[2]["lr"] == expected[2]["lr"]
+    ours, theirs = (tmp_path / run / "rollouts" / "step-00000003.jsonl" for run in ("stopped", "straight"))
+    drawn = [[json.loads(line)["prompt"] for line in path.read_text().splitlines()] for path in (ours, theirs)]
+    assert drawn[0] == drawn[1]
 
 
 def test_a_broken_checkpoint_is_left_and_the_one_before_it_used(pool: WorkerPool, tmp_path: Path) -> None:
