@@ -17,16 +17,15 @@ from torch import Tensor
 
 from hybridrl.reshard.layouts.sglang import SGLangLayout
 from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.parameters import OwnStorages, adopt, by_layout
+from hybridrl.rollout.parameters import OwnStorages, adopt
 from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
 from hybridrl.rollout.sglang.base import SGLangBase
+from hybridrl.rollout.sglang.built import checked_parameters
 from hybridrl.rollout.sglang.kv import KvMemory
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
-from hybridrl.rollout.sglang.order import order_problems
 from hybridrl.rollout.sglang.placing import layout_of
-from hybridrl.rollout.sglang.probe import probe
 from hybridrl.rollout.sglang.trace import Trace
 from hybridrl.rollout.sglang.world import leave_world
 
@@ -66,12 +65,7 @@ class SGLangEngine(SGLangBase):
         self._scheduler.model_runner.sampler.vocab_limit = vocab_limit
         self._kv = KvMemory(self._scheduler.model_runner)
         model = self._scheduler.model_runner.model
-        if found := order_problems(model):
-            raise ValueError(f"SGLang's modules hold parameters otherwise than its checkpoints: {'; '.join(found)}")
-        have = dict(model.requires_grad_(False).named_parameters())
-        self._parameters = by_layout(have, layout, rank, owner="SGLang's model")
-        if not sg.ON_CPU and (found := probe(model, layout, self._parameters, rank)):
-            raise ValueError(f"SGLang puts parameters otherwise than its layout says: {'; '.join(found)}")
+        self._parameters: Mapping[str, Tensor] = checked_parameters(model, layout, rank)
         self._padded = _padded(layout, self._parameters, rank)
         self._zero_padding()
         self._derived = bool(layout.derived(rank))

@@ -20,6 +20,8 @@ REORDERING = (
     "load_up_proj_weight_first",
 )
 """Marks of a module or its method that its parameters are in another order, or packed."""
+SHUFFLED = ("is_shuffled", "weight_padded")
+"""Marks of a parameter that it is."""
 
 
 def order_problems(model: torch.nn.Module) -> list[str]:
@@ -27,7 +29,8 @@ def order_problems(model: torch.nn.Module) -> list[str]:
     found = []
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if method is None or not any(True for _ in module.parameters(recurse=False)):
+        parameters = dict(module.named_parameters(recurse=False))
+        if method is None or not parameters:
             continue
         if type(method).__name__ not in PLAIN_METHODS:
             found.append(f"{name}: its {type(method).__name__} may keep parameters in another order")
@@ -37,4 +40,6 @@ def order_problems(model: torch.nn.Module) -> list[str]:
         marks = [mark for mark in REORDERING if getattr(module, mark, False) or getattr(method, mark, False)]
         if marks:
             found.append(f"{name}: its parameters are in another order ({', '.join(marks)})")
+        for own, parameter in parameters.items():
+            found += [f"{name}: its {own} is in another order ({m})" for m in SHUFFLED if getattr(parameter, m, False)]
     return found

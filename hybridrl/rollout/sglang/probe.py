@@ -41,7 +41,7 @@ def probe(model: torch.nn.Module, layout: Layout, parameters: Mapping[str, torch
         process = getattr(getattr(module, "quant_method", None), "process_weights_after_loading", None)
         if process is not None:
             process(module)
-    wrong: dict[str, str] = {}
+    wrong = _changed(model, layout, parameters, rank)
     for piece in layout.pieces(rank):
         if piece.tensor not in chosen or piece.param in wrong:
             continue
@@ -52,6 +52,20 @@ def probe(model: torch.nn.Module, layout: Layout, parameters: Mapping[str, torch
             wrong[piece.param] = f"{piece.param}: {text}"
     more = [f"and {len(wrong) - NAMED} more"] if len(wrong) > NAMED else []
     return [*list(wrong.values())[:NAMED], *more]
+
+
+def _changed(
+    model: torch.nn.Module, layout: Layout, parameters: Mapping[str, torch.Tensor], rank: int
+) -> dict[str, str]:
+    """Parameters that are others since the load, or have another shape."""
+    live, wrong = dict(model.named_parameters(remove_duplicate=False)), {}
+    for name, param in layout.params(rank).items():
+        shape = tuple(parameters[name].shape)
+        if live.get(name) is not parameters[name]:
+            wrong[name] = f"{name}: was replaced by another parameter once it was loaded"
+        elif shape != tuple(param.shape):
+            wrong[name] = f"{name}: has shape {list(shape)} once it was loaded, expected {list(param.shape)}"
+    return wrong
 
 
 def one_layer_of_each_kind(weights: WeightMap) -> Sequence[Tensor]:

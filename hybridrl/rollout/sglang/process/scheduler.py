@@ -16,6 +16,7 @@ import torch
 from hybridrl.rollout.samples import SamplingParams
 from hybridrl.rollout.seeds import UniformStream
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.built import checked_parameters, replica_layout
 from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
 from hybridrl.rollout.sglang.kv import KvMemory
@@ -91,8 +92,13 @@ class BesideScheduler(sg.Scheduler):
         super().abort_request(recv_req)
 
     def hybrid_share(self, folders: Sequence[str]) -> None:
-        """Shares this rank's parameters through its folder of `folders`, one a rank."""
-        share(dict(self.tp_worker.model_runner.model.named_parameters()), Path(folders[sg.get_parallel().tp_rank]))
+        """Shares this rank's parameters through its folder of `folders`, one a rank.
+
+        Raises ValueError where the trainer must not write them as the layout says (see `checked_parameters`).
+        """
+        rank = sg.get_parallel().tp_rank
+        model = self.tp_worker.model_runner.model
+        share(checked_parameters(model, replica_layout(self.server_args), rank), Path(folders[rank]))
 
     def hybrid_sleep(self) -> None:
         """Gives the KV pool back."""
