@@ -35,7 +35,7 @@ class Trained(Protocol):
     def moments(self) -> int:
         """Moments that the optimizer keeps of a parameter."""
 
-    def tensors(self) -> dict[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
 
     def reside(self, residence: Residence) -> None:
         """Has it ask `residence` from now on."""

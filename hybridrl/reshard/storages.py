@@ -31,12 +31,13 @@ class Storages:
     """Remembers where tensors lie, and finds those that have been given other storage since.
 
     Views compiled over a storage go on writing to it after a careless `param.data = …`: the old storage would get the
-    weights and the engine would never see them. A storage that was released and taken back in place
-    (`storage.resize_`) is still the same one, wherever its bytes are now.
+    weights and the engine would never see them. Where the mapping is of modules as they are now
+    (`hybridrl.models.live`), a parameter in whose place there is another is found as well. A storage that was released
+    and taken back in place (`storage.resize_`) is still the same one, wherever its bytes are now.
     """
 
     def __init__(self, tensors: Tensors) -> None:
-        self._tensors = dict(tensors)
+        self._tensors = tensors
         self._kept = [tensor.detach() for tensor in tensors.values()]  # so that no other storage gets their place
         self._homes = {name: _home(tensor) for name, tensor in tensors.items()}
         self._pointers = self._addresses()

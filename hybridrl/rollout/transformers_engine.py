@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridrl.models.families import trained_spec, weight_map
+from hybridrl.models.live import live_tensors
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.rollout.base import EngineBase, check_requests
 from hybridrl.rollout.causal_model import CausalModel
@@ -64,7 +65,8 @@ class TransformersEngine(EngineBase):
         self._model = CausalModel(
             folder, device=self._device, dtype=dtype, moe=spec.moe, load=load, record_routes=routed_experts
         )
-        self._tensors = by_layout(self._model.tensors(), layout, rank, owner="the transformers model")
+        found = by_layout(self._model.tensors(), layout, rank, owner="the transformers model")
+        self._tensors = live_tensors(self._model.module, found)
         self._decode = None if tokenizer is None else decoder(tokenizer)
         self._max_batch_size = max_batch_size
         self._vocab_limit = vocab_limit

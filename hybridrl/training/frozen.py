@@ -3,7 +3,7 @@
 Every method is collective: all ranks call it with the same rows, and all get the same result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class FrozenModel:
         self._tensors = named_tensors(chunks)
         self._passes = Passes(chunks, config, spec, self._groups)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """This rank's live parameters and buffers, by the names of `layout`."""
         return self._tensors
 

@@ -18,6 +18,7 @@ from hybridrl.config.schema import Config
 from hybridrl.memory.region import Region, region_bytes
 from hybridrl.memory.residence import Residence
 from hybridrl.models.families import weight_map
+from hybridrl.models.live import LiveTensors
 from hybridrl.models.megatron.build import build_model, named_tensors, unwrap
 from hybridrl.models.megatron.config import uses_transformer_engine
 from hybridrl.models.megatron.rebind import parameter_bytes, rebind
@@ -77,7 +78,7 @@ class TrainedModel:
         """Whether the parameters are to lie in a region of memory of their own."""
         return False
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> LiveTensors:
         """This rank's live parameters and buffers, by the names of `layout`."""
         return named_tensors(self._chunks)
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.checkpoint.huggingface_import import import_weights
 from hybridrl.models.families import weight_map
+from hybridrl.models.megatron.build import unwrap
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.agreement import SyncError
@@ -147,14 +148,51 @@ def loaded_weights_stay(folder: Path, other: Path, rollout: Mapping[str, int], *
     return all(same_bits(p.data, loaded[name]) for name, p in shared.parameters.items())
 
 
-def careless(folder: Path, side: str, rank: int, **options: Any) -> tuple[str, bool]:
-    """One rank gives a parameter other storage: what the error says, and whether it says that nothing was touched."""
+def _give_data(module: torch.nn.Module, name: str) -> None:
+    parameter = module.get_parameter(name)
+    parameter.data = parameter.data.clone()
+
+
+def _assign_state(module: torch.nn.Module, name: str) -> None:
+    module.load_state_dict({name: module.get_parameter(name).detach().clone()}, strict=False, assign=True)
+
+
+def _convert(module: torch.nn.Module, name: str) -> None:
+    module.double().float()
+
+
+def _set_attribute(module: torch.nn.Module, name: str) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(module.get_submodule(path), last, torch.nn.Parameter(module.get_parameter(name).detach().clone()))
+
+
+def _remove(module: torch.nn.Module, name: str) -> None:
+    path, _, last = name.rpartition(".")
+    delattr(module.get_submodule(path), last)
+
+
+CARELESS: Mapping[str, Callable[[torch.nn.Module, str], None]] = {
+    "param.data": _give_data,
+    "load_state_dict(assign=True)": _assign_state,
+    "to another dtype and back": _convert,
+    "another parameter": _set_attribute,
+    "no parameter": _remove,
+}
+"""What a caller does to a parameter of a module, of that name, without a thought for who else holds its storage."""
+
+
+def careless(folder: Path, way: str | None, rank: int, **options: Any) -> tuple[str, bool]:
+    """One rank is careless with the trainer's parameter (`way`), or gives the engine's other storage (None): what the
+    error says, and whether it says that nothing was touched."""
     shared = make_shared(folder, {}, **options)
     shared.sync.run(0)
     if dist.get_rank() == rank:
-        tensors = shared.actor.tensors() if side == "trainer" else shared.parameters
-        name = next(name for name in tensors if name.endswith(("experts.w13", "experts.w13_weight")))
-        tensors[name].data = tensors[name].data.clone()
+        if way is None:
+            name = next(name for name in shared.parameters if name.endswith("experts.w13_weight"))
+            shared.parameters[name].data = shared.parameters[name].data.clone()
+        else:
+            (chunk,) = shared.actor.chunks
+            CARELESS[way](unwrap(chunk), "decoder.layers.0.mlp.experts.w13")
     try:
         shared.sync.run(1)
     except SyncError as error:

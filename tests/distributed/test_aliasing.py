@@ -122,14 +122,14 @@ def test_loaded_weights_are_not_undone_by_older_masters(pool: WorkerPool, dtype:
     assert all(pool.run(aliasing_runs.loaded_weights_stay, 2, **run, **given))
 
 
-@pytest.mark.parametrize("side", ["trainer", "engine"])
+@pytest.mark.parametrize("way", [*aliasing_runs.CARELESS, None])
 @pytest.mark.parametrize("distributed", [False, True])
-def test_a_parameter_that_was_given_other_storage_is_refused_on_all_ranks(
-    pool: WorkerPool, side: str, distributed: bool
+def test_a_parameter_that_lies_elsewhere_is_refused_on_all_ranks(
+    pool: WorkerPool, way: str | None, distributed: bool
 ) -> None:
     folder, given = tiny_folder("qwen3_moe"), {"optimizer": {"distributed": distributed}, "model": ENGINE}
-    name = "mlp.experts.w13 " if side == "trainer" else "mlp.experts.w13_weight "
-    for text, touched in pool.run(aliasing_runs.careless, 2, folder=folder, side=side, rank=1, **given):
+    name = "mlp.experts.w13_weight " if way is None else "mlp.experts.w13 "
+    for text, touched in pool.run(aliasing_runs.careless, 2, folder=folder, way=way, rank=1, **given):
         assert "rank 1: " in text
         assert f"layers.0.{name}was given another storage" in text
         assert not touched

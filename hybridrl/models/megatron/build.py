@@ -9,6 +9,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from hybridrl.config.schema import Config
+from hybridrl.models.live import LiveTensors, Slot, slot
 from hybridrl.models.megatron.config import transformer_config
 from hybridrl.models.megatron.rope import Rotary
 from hybridrl.models.megatron.scalar_head import ScalarHead
@@ -67,20 +68,21 @@ def unwrap(chunk: torch.nn.Module) -> GPTModel:
     return inner
 
 
-def named_tensors(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
+def named_tensors(chunks: Sequence[torch.nn.Module]) -> LiveTensors:
     """Parameters and persistent buffers by the names of the `megatron` layout, in module order.
 
     The name is Megatron's local one, with `chunk{v}.` before it where there are several chunks. With PP > 1 a tied
     model's last stage has its copy of the embedding as `output_layer.weight`.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    slots: dict[str, Slot] = {}
     for index, chunk in enumerate(chunks):
         prefix = f"chunk{index}." if len(chunks) > 1 else ""
         for path, module in unwrap(chunk).named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            own |= {n: b for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set}
-            tensors |= {f"{prefix}{path}.{name}": tensor for name, tensor in own.items()}
-    return tensors
+            own = [name for name, _ in module.named_parameters(recurse=False)]
+            passing = module._non_persistent_buffers_set
+            own += [name for name, _ in module.named_buffers(recurse=False) if name not in passing]
+            slots |= {f"{prefix}{path}.{name}": slot(module, name) for name in own}
+    return LiveTensors(slots)
 
 
 def packed_seq_params(lengths: Iterable[int], *, cp: int = 1) -> PackedSeqParams:

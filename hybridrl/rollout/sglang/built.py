@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hybridrl.models.families import trained_spec, weight_map
+from hybridrl.models.live import LiveTensors, live_tensors
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
 from hybridrl.rollout.parameters import by_layout
@@ -14,7 +15,7 @@ from hybridrl.rollout.sglang.order import order_problems
 from hybridrl.rollout.sglang.probe import probe
 
 
-def checked_parameters(model: torch.nn.Module, layout: Layout, rank: int) -> dict[str, torch.nn.Parameter]:
+def checked_parameters(model: torch.nn.Module, layout: Layout, rank: int) -> LiveTensors:
     """The model's live parameters, by the layout's names and in its order; none of them is to be trained.
 
     On a GPU their values are undefined afterwards: the probe has written to them.
@@ -28,7 +29,7 @@ def checked_parameters(model: torch.nn.Module, layout: Layout, rank: int) -> dic
     parameters = by_layout(have, layout, rank, owner="SGLang's model")
     if not sg.ON_CPU and (found := probe(model, layout, parameters, rank)):
         raise ValueError(f"SGLang puts parameters otherwise than its layout says: {'; '.join(found)}")
-    return {name: have[name] for name in parameters}
+    return live_tensors(model, parameters)
 
 
 def replica_layout(server_args: Any) -> SGLangLayout:

@@ -18,7 +18,7 @@ ALIGNMENT = 64
 INDEX, DATA = "index", "data"
 
 
-def share(parameters: Mapping[str, torch.nn.Parameter], folder: Path) -> None:
+def share(parameters: Mapping[str, Tensor], folder: Path) -> None:
     """Puts parameters where another process can map them, and writes into `folder` how. Their values are zeroed.
 
     On a CPU `param.data` is re-pointed to the shared memory; on a GPU it stays where it is.
