@@ -37,8 +37,11 @@ class Driver(Protocol):
     def destroy(self, handle: int) -> None:
         """Gives memory back, once it is mapped nowhere."""
 
-    def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
-        """Puts memory at an address, to be read and written."""
+    def map(self, address: int, nbytes: int, handle: int) -> None:
+        """Puts memory at an address. Raises MemoryError where the device has no room to note it."""
+
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        """Lets the device read and write a range, all of which is mapped. Raises MemoryError as `map` does."""
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Takes memory from an address. Nothing that runs may use it."""
@@ -103,9 +106,12 @@ class CudaDriver:
     def destroy(self, handle: int) -> None:
         self._call("cuMemRelease", ctypes.c_uint64(handle))
 
-    def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
+    def map(self, address: int, nbytes: int, handle: int) -> None:
         at, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
         self._call("cuMemMap", at, size, ctypes.c_size_t(0), ctypes.c_uint64(handle), ctypes.c_uint64(0))
+
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        at, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
         access = _Access(_Location(_ON_DEVICE, device), _READ_WRITE)
         self._call("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
 
@@ -201,10 +207,20 @@ class CudaPages:
         self.give(0, self.page_bytes)
 
     def take(self, start: int, stop: int) -> None:
-        places = range(start, stop, self.page_bytes)
-        for place, handle in zip(places, self._pool.take(len(places)), strict=True):
-            self._pool.driver.map(self._address + place, self.page_bytes, handle, self._pool.device)
-            self._handles[place] = handle
+        driver, places = self._pool.driver, range(start, stop, self.page_bytes)
+        handles = self._pool.take(len(places))
+        mapped: dict[int, int] = {}
+        try:
+            for place, handle in zip(places, handles, strict=True):
+                driver.map(self._address + place, self.page_bytes, handle)
+                mapped[place] = handle
+            driver.allow(self._address + start, stop - start, self._pool.device)
+        except (MemoryError, DriverError):
+            for place in mapped:
+                driver.unmap(self._address + place, self.page_bytes)
+            self._pool.give(handles)
+            raise
+        self._handles |= mapped
 
     def give(self, start: int, stop: int) -> None:
         self._wait()
@@ -226,5 +242,6 @@ class CudaPages:
         return torch.as_tensor(_Interface(self._address, self._nbytes), device=self._device)
 
     def _wait(self) -> None:
-        """Until nothing that was launched uses the pages: to unmap them is no work of a stream, but done at once."""
+        """Until nothing that was launched on this stream uses the pages: to unmap them is no work of a stream, but done
+        at once. Who used them on another stream has waited for that one."""
         torch.cuda.current_stream(self._device).synchronize()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybridrl.memory import cuda_pages
-from hybridrl.memory.cuda_pages import CudaPages, Pool
+from hybridrl.memory.cuda_pages import CudaPages, DriverError, Pool
 from hybridrl.memory.region import Region, RegionError
 
 PAGE = 2**21
@@ -20,6 +20,11 @@ class FakeDriver:
         self.made = 0
         self.live: set[int] = set()
         self.mapped: dict[int, int] = {}
+        self.allowed: set[int] = set()
+        self.places: int | None = None
+        """How many pages can be mapped at a time; None sets no limit."""
+        self.refuses = False
+        """Whether it lets nobody use what is mapped."""
         self.spaces: dict[int, int] = {}
 
     def granularity(self, device: int) -> int:
@@ -46,16 +51,26 @@ class FakeDriver:
         assert handle not in self.mapped.values()
         self.live.remove(handle)
 
-    def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
+    def map(self, address: int, nbytes: int, handle: int) -> None:
         assert nbytes == PAGE
         assert handle in self.live
         assert handle not in self.mapped.values()
         assert any(a <= address < a + n for a, n in self.spaces.items())
+        if len(self.mapped) == self.places:
+            raise MemoryError("cuMemMap: out of memory")
         assert self.mapped.setdefault(address, handle) == handle
+
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        assert nbytes % PAGE == 0
+        if self.refuses:
+            raise DriverError("cuMemSetAccess: not permitted")
+        self.allowed |= set(range(address, address + nbytes, PAGE))
+        assert self.allowed <= self.mapped.keys()
 
     def unmap(self, address: int, nbytes: int) -> None:
         assert nbytes == PAGE
         del self.mapped[address]
+        self.allowed.discard(address)
 
 
 @pytest.fixture
@@ -95,6 +110,7 @@ def test_pages_that_one_region_gives_back_are_the_next_ones_of_another(waits: li
     assert (one.nbytes, one.page_bytes) == (5 * PAGE, PAGE)
     assert driver.mapped == {}
     one.commit()
+    assert driver.allowed == set(range(one.address, one.address + one.nbytes, PAGE))
     for page in range(4):  # there and back, with one page more than the larger side
         other.commit(page * PAGE, (page + 1) * PAGE)
         one.release(page * PAGE, (page + 1) * PAGE)
@@ -131,6 +147,23 @@ def test_where_memory_ends_nothing_is_taken_and_what_torch_keeps_is_asked_for_fi
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(driver, "limit", 3))
     region.commit(2 * PAGE, 3 * PAGE)
     assert region.committed_bytes == 3 * PAGE
+
+
+@pytest.mark.parametrize("places", [2, None])
+def test_pages_that_cannot_be_mapped_or_used_are_all_given_back(waits: list[int], places: int | None) -> None:
+    driver = FakeDriver(limit=9)
+    region = make(driver, Pool(driver, 0, PAGE), 4 * PAGE)
+    region.commit(0, PAGE)
+    held = dict(driver.mapped)
+    driver.places, driver.refuses = places, places is None
+    with pytest.raises(RegionError if places else DriverError):
+        region.commit()
+    assert driver.mapped == held
+    assert region.committed_bytes == PAGE
+    driver.places, driver.refuses = None, False
+    region.commit()
+    assert driver.allowed == driver.mapped.keys()
+    assert len(set(driver.mapped.values())) == 4
 
 
 def test_properties_lie_as_the_driver_reads_them() -> None:

@@ -127,6 +127,8 @@ class SGLangEngine(SGLangBase):
 
     def _release(self) -> None:
         self._flush()
+        if not sg.ON_CPU:
+            torch.cuda.synchronize()  # SGLang's own stream may still use what is given back here
         self._kv.free()
         if self._own is not None:
             self._own.free()

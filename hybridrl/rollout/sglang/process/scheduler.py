@@ -103,6 +103,8 @@ class BesideScheduler(sg.Scheduler):
     def hybrid_sleep(self) -> None:
         """Gives the KV pool back."""
         self._flush()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # SGLang's own stream may still use it
         self._kv.free()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # else this process's allocator keeps it from the trainer's process
