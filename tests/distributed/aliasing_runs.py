@@ -202,12 +202,13 @@ def careless(folder: Path, way: str | None, rank: int, **options: Any) -> tuple[
 
 def through_phases(folder: Path, other: Path, arena: Path, **options: Any) -> dict[str, Any]:
     """Three steps of a trainer and the embedded engine in phases, between which gradients are released and optimizer
-    state leaves; one loads other weights. Then rank 1 is careless with a parameter that is shared."""
+    state leaves; one loads other weights, which a step at a rate of 0 does not change. Then rank 1 is careless with a
+    parameter that is shared."""
     with shared(folder, arena, **options) as run:
         actor, hybrid, rank = run.actor, run.share.hybrid, dist.get_rank()
         with hybrid.training_phase():
             rows = with_old_log_probs(make_rows(), actor)
-        found: dict[str, Any] = {"lost": [], "aliased": [], "common": [], "left": []}
+        found: dict[str, Any] = {"lost": [], "aliased": [], "common": [], "left": [], "kept": []}
 
         def save() -> None:
             export_weights(arena / f"out-{version}", actor.layout, actor.tensors(), rank, source=folder)
@@ -218,6 +219,9 @@ def through_phases(folder: Path, other: Path, arena: Path, **options: Any) -> di
 
         for version, event in enumerate((save, load, save)):
             with hybrid.training_phase():
+                before = {name: tensor.detach().clone() for name, tensor in actor.tensors().items()}
+                actor.update(rows, make_loss(actor.config.algorithm, 16), lr=0.0)
+                found["kept"].append(all(same_bits(tensor, before[n]) for n, tensor in actor.tensors().items()))
                 updated(actor, rows)
                 with hybrid.saving():
                     event()
