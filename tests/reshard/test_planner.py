@@ -89,6 +89,9 @@ def _builds(build: Callable[[str, str], object], model: str, sizes: str) -> bool
     return True
 
 
+EVERY = fitting(CONFIGS)
+
+
 def reshard(
     model: str, training: str, engine: str, nodes: int | None, bucket: int, syncs: int = 1, te: bool = False
 ) -> Planner:
@@ -132,7 +135,7 @@ def test_most_layouts_fit_most_models() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("model", "training", "engine"), fitting(CONFIGS))
+@pytest.mark.parametrize(("model", "training", "engine"), EVERY)
 def test_every_pair_of_layouts(model: str, training: str, engine: str) -> None:
     for nodes, te in ((None, False), (4, True)):
         reshard(model, training, engine, nodes, bucket=2000, syncs=2, te=te)
@@ -157,6 +160,44 @@ def test_the_way_back_restores_every_training_parameter(model: str, training: st
     for rank in planner.source.ranks:
         assert worlds.same(trained[rank], worlds.fill(planner.source, rank, whole))
     assert invert(planner.plan(0)) == back.plan(0)
+
+
+def there_and_back(source: MegatronLayout, destination: SGLangLayout, nodes: int | None) -> None:
+    """Three times, with other weights each time: bit for bit the start, wherever each element was meanwhile."""
+    planner = Planner(source, destination, bucket_bytes=2000, ranks_per_node=nodes)
+    back = invert_planner(planner)
+    plans, returns = ({rank: one.plan(rank) for rank in range(one.world)} for one in (planner, back))
+    for turn in range(3):
+        whole = {name: values + 10**6 * turn for name, values in worlds.code(source.weights).items()}
+        start = {rank: worlds.fill(source, rank, whole) for rank in source.ranks}
+        engines = {rank: worlds.empty(destination, rank) for rank in destination.ranks}
+        worlds.carry_out(plans, start, engines)
+        for rank, shard in engines.items():
+            assert worlds.same(shard, worlds.fill(destination, rank, whole)), f"turn {turn}, there, rank {rank}"
+        trained = {rank: worlds.empty(source, rank) for rank in source.ranks}
+        worlds.carry_out(returns, engines, trained)
+        for rank, shard in trained.items():
+            assert worlds.same(shard, start[rank]), f"turn {turn}, back, rank {rank}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["megatron", "engine"])
+@pytest.mark.parametrize(("model", "training"), sorted({(model, training) for model, training, _ in EVERY}))
+def test_every_pair_of_layouts_goes_there_and_back(model: str, training: str, order: str) -> None:
+    sizes, options = TRAINING[training]
+    chosen = {**options, "engine_order": order == "engine"}
+    source = MegatronLayout(weights(model), ParallelSizes(**sizes), vocab_multiple=4, **chosen)  # type: ignore[arg-type]
+    gone = 0
+    engines = [engine for one, ours, engine in EVERY if (one, ours) == (model, training)]
+    for number, engine in enumerate(engines):
+        destination = engine_layout(model, engine)
+        if destination.omitted:
+            with pytest.raises(PlanError):
+                there_and_back(source, destination, None)
+        else:
+            there_and_back(source, destination, (None, 2, 4)[number % 3])
+            gone += 1
+    assert gone or destination.omitted
 
 
 def test_no_way_back_from_a_narrower_dtype() -> None:
