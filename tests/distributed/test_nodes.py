@@ -1,0 +1,75 @@
+"""Several machines, by the lines of the README: here two launchers of one rank each, which meet at an endpoint."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.distributed.test_failure import OPTIONS, REPOSITORY, processes_with
+
+SETTINGS = (*OPTIONS, "warm_start.steps=2", "warm_start.batch_size=8", "trainer.steps=2")
+ENDS_S = 60
+"""How long the other nodes may go on after one has failed."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def node(port: int, folder: Path, module: str, *overrides: str, **env: str) -> "subprocess.Popen[str]":
+    """Starts one of two nodes, as the README does."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "run1"]
+    sizes = ["trainer.nodes=2", "trainer.ranks_per_node=1", f"trainer.output_dir={folder / 'two'}"]
+    return subprocess.Popen(
+        [*torchrun, *meet, "-m", module, *overrides, *sizes],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
+    port = free_port()
+    nodes = [node(port, tmp_path, "hybridrl.train", *SETTINGS) for _ in range(2)]
+    outputs = [one.communicate(timeout=200)[0] for one in nodes]
+    assert [one.returncode for one in nodes] == [0, 0], "\n".join(outputs)[-4000:]
+    alone = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*alone, "-m", "hybridrl.train", *SETTINGS, f"trainer.output_dir={tmp_path / 'one'}"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+        check=True,
+        timeout=200,
+    )
+    one, two = (load_file(tmp_path / name / "hf" / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert [name for name in one if not one[name].equal(two[name])] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", ["rollout", "update"])
+def test_a_node_that_fails_ends_the_other(tmp_path: Path, phase: str) -> None:
+    port, env = free_port(), {"FAIL_PHASE": phase, "HYBRIDRL_TEST_MARK": str(tmp_path)}
+    nodes = [node(port, tmp_path, "tests.distributed.failing_run", *SETTINGS, **env) for _ in range(2)]
+    deadline = time.monotonic() + 200
+    while all(one.poll() is None for one in nodes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    try:
+        outputs = [one.communicate(timeout=ENDS_S)[0] for one in nodes]
+    finally:
+        for one in nodes:
+            one.kill()
+    assert all(one.returncode != 0 for one in nodes)
+    assert f"RuntimeError: this rank is broken in {phase}" in "".join(outputs)
+    assert processes_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []
