@@ -9,6 +9,7 @@ from typing import Any
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 ROPE_KEYS = {
+    "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }

@@ -22,6 +22,7 @@ class Sizes:
     max_positions: int = 4096
     moe: Moe | None = None
     mla: Any = None
+    rope_scaling: Any = None
 
 
 DENSE = Sizes()

@@ -123,6 +123,7 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (8, "rollout.tp=8 rollout.engine=sglang parallel.ep=8", MOE, ["rollout.tp=8", "12 attention heads"]),
     (16, "rollout.tp=16 rollout.dp=8 rollout.ep=16 rollout.engine=sglang", MOE, ["rollout.ep=16", "8 experts"]),
     (2, "rollout.tp=2 rollout.ep=2 rollout.engine=sglang", DENSE, ["rollout.ep=2", "no experts"]),
+    (1, "rollout.engine=sglang", replace(DENSE, rope_scaling={"attention_factor": 0.8}), ["attention_factor=0.8"]),
     (
         1,
         "rollout.engine=sglang rollout.sglang.kv_tokens=23",

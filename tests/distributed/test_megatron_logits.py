@@ -251,20 +251,39 @@ def test_packed_gradients_equal_padded_ones(pool: WorkerPool, order: str, model:
             close(other["grads"][name], gradient, name)
 
 
-def test_llama3_rope_scaling_with_parameters_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 3.0,
-        "low_freq_factor": 1.5,
-        "high_freq_factor": 5.0,
-        "original_max_position_embeddings": 32,
-    }
-    make_folder(tmp_path, "llama", rope_parameters=scaling)
-    plain, _ = reference(tiny_folder("llama"))
+LLAMA3 = {"factor": 3.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0, "original_max_position_embeddings": 32}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "factors", "layout"),
+    [
+        ("llama", "llama3", LLAMA3, "one rank"),
+        ("llama", "linear", {"factor": 2.5}, "one rank"),
+        ("qwen3", "yarn", YARN, "cp2"),
+        ("qwen3_moe", "yarn", {**YARN, "attention_factor": 0.8, "truncate": False}, "one rank"),
+        pytest.param("glm4_moe", "yarn", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, "tp2", marks=pytest.mark.full),
+        pytest.param("moonlight_moe", "linear", {"factor": 2.5}, "one rank", marks=pytest.mark.full),
+        pytest.param("moonlight_moe", "llama3", LLAMA3, "one rank", marks=pytest.mark.full),
+        pytest.param("moonlight_moe", "yarn", {**YARN, "attention_factor": 1.3}, "cp2", marks=pytest.mark.full),
+    ],
+)
+def test_scaled_rotary_positions(
+    pool: WorkerPool, tmp_path: Path, model: str, kind: str, factors: dict[str, Any], layout: str
+) -> None:
+    make_folder(tmp_path, model, rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **factors})
+    plain, _ = reference(tiny_folder(model))
     expected, _ = reference(tmp_path)
     assert max(np.abs(a - b).max() for a, b in zip(plain, expected, strict=True)) > 1e-3
-    ranks = pool.run(megatron_runs.run_model, 1, folder=tmp_path, parallel={}, sequences=make_sequences(), packed=True)
+    world, parallel = LAYOUTS[layout]
+    ranks = pool.run(
+        megatron_runs.run_model,
+        world,
+        folder=tmp_path,
+        parallel=for_model(model, parallel),
+        sequences=make_sequences(),
+        packed=True,
+    )
     check_logits(ranks, expected)
 
 

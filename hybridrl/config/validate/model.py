@@ -3,7 +3,7 @@
 The model is seen through protocols that `hybridrl.models.spec.ModelSpec` meets: configuration knows no models.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hybridrl.config.schema import Config, ParallelConfig
@@ -41,6 +41,8 @@ class Model(Protocol):
     def moe(self) -> Moe | None: ...
     @property
     def mla(self) -> Any: ...
+    @property
+    def rope_scaling(self) -> Mapping[str, Any] | None: ...
 
 
 def model_problems(config: Config, spec: Model) -> Iterator[str]:

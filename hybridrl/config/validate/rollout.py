@@ -72,7 +72,13 @@ def _sampling(config: Config) -> Iterator[str]:
 
 
 def _engine_model(config: Config, spec: Model) -> Iterator[str]:
-    rollout = config.rollout
+    rollout, scaling = config.rollout, spec.rope_scaling or {}
+    if scaling.get("attention_factor") is not None:
+        yield (
+            "rollout.engine=sglang: the model scales its positions with attention_factor="
+            f"{scaling['attention_factor']}, which SGLang does not read; leave it out of the "
+            "model's config.json, or set rollout.engine=transformers"
+        )
     if rollout.tp % rollout.dp == 0:
         key = "rollout.tp" if rollout.dp == 1 else f"rollout.tp={rollout.tp} / rollout.dp={rollout.dp}"
         yield from head_problems(key, rollout.tp // rollout.dp, spec)

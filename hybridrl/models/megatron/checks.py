@@ -8,8 +8,7 @@ from hybridrl.models.spec import ModelSpec, MoeSpec
 
 FAMILIES = ("deepseek_v3", "glm4_moe", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Families whose Megatron form is tested against transformers."""
-ROPE_TYPES = ("default", "llama3")
-ROPE_TYPES_MLA = ("default", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16")
 RECOMPUTE = ("none", "selective", "full")
 
@@ -24,10 +23,9 @@ def _model_problems(spec: ModelSpec) -> Iterator[str]:
         yield f"model_type={spec.family!r}; supported in training: {', '.join(FAMILIES)}"
     if spec.mtp_layers:
         yield f"mtp_layers={spec.mtp_layers}; supported in training: 0"
-    kinds = ROPE_TYPES_MLA if spec.mla is not None else ROPE_TYPES
     kind = (spec.rope_scaling or {}).get("rope_type", "default")
-    if kind not in kinds:
-        yield f"rope_type={kind!r}; supported in training: {' or '.join(map(repr, kinds))}"
+    if kind not in ROPE_TYPES:
+        yield f"rope_type={kind!r}; supported in training: {' or '.join(map(repr, ROPE_TYPES))}"
     if spec.mla is not None and (spec.qkv_bias or spec.output_bias or spec.qk_norm):
         yield (
             f"latent attention with qkv_bias={spec.qkv_bias}, output_bias={spec.output_bias}, qk_norm={spec.qk_norm}; "

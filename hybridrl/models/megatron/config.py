@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from hybridrl.config.schema import Config
 from hybridrl.models.megatron import checks
+from hybridrl.models.megatron.rope import amplitude_fields
 from hybridrl.models.settings import UnsupportedModelError
 from hybridrl.models.spec import MlaSpec, ModelSpec, MoeSpec
 
@@ -44,7 +45,10 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
         fields |= _experts(spec.moe, config, grouped=fused)
     if spec.mla is not None:
         return MLATransformerConfig(**fields, **_latent_attention(spec, spec.mla))
-    return TransformerConfig(**fields)
+    made = TransformerConfig(**fields)
+    for name, value in amplitude_fields(spec).items():  # which Megatron looks for without declaring them
+        setattr(made, name, value)
+    return made
 
 
 def _architecture(spec: ModelSpec) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def frequencies(spec: ModelSpec) -> torch.Tensor:
     scaling = spec.rope_scaling
     if scaling is None:
         return plain
+    if scaling["rope_type"] == "linear":  # Chen et al. 2023, Position Interpolation, equation 4
+        return plain / scaling["factor"]
     return _yarn(plain, spec.rope_theta, scaling) if scaling["rope_type"] == "yarn" else _llama3(plain, scaling)
 
 
@@ -73,6 +75,19 @@ def amplitude(spec: ModelSpec) -> float:
     if mscale and all_dim:
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return yarn_mscale(factor, 1.0)
+
+
+def amplitude_fields(spec: ModelSpec) -> dict[str, float]:
+    """Attributes of Megatron's configuration by which its attention multiplies cosines and sines by `amplitude`; none
+    where that is 1. Megatron computes the ratio of `yarn_mscale` of two weights, of which the second is 1 here."""
+    factor = amplitude(spec)
+    if factor == 1.0:
+        return {}
+    return {
+        "yarn_rotary_scaling_factor": math.e,
+        "yarn_mscale": 10.0 * (factor - 1.0),
+        "yarn_mscale_all_dim": 0.0,
+    }
 
 
 def yarn_mscale(factor: float, weight: float) -> float:

@@ -90,9 +90,9 @@ MLA = MlaSpec(q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head
     ("spec", "config", "words"),
     [
         (dataclasses.replace(SPEC, family="gpt2"), Config(), "model_type='gpt2'"),
-        (dataclasses.replace(SPEC, rope_scaling={"rope_type": "yarn"}), Config(), "rope_type='yarn'"),
+        (dataclasses.replace(SPEC, rope_scaling={"rope_type": "dynamic"}), Config(), "rope_type='dynamic'"),
         (dataclasses.replace(SPEC, mla=MLA), Config(), "latent attention with qkv_bias=False"),
-        (dataclasses.replace(SPEC, mla=MLA, rope_scaling={"rope_type": "llama3"}), Config(), "rope_type='llama3'"),
+        (dataclasses.replace(SPEC, mla=MLA, rope_scaling={"rope_type": "longrope"}), Config(), "rope_type='longrope'"),
         (dataclasses.replace(SPEC, mtp_layers=1), Config(), "mtp_layers=1"),
         (with_moe(correction_bias=True), Config(), "router score 'softmax' with correction_bias=True"),
         (with_moe(score_function="sigmoid", num_groups=8), Config(), "groups of 1"),
