@@ -26,12 +26,9 @@ from hybridrl.reshard.golden_checks import agree, storage_problems
 from hybridrl.reshard.invert import invert_planner
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.paging import Paging
-from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES
+from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, PAGED_PARTS
 from hybridrl.reshard.storages import Tensors
 from hybridrl.reshard.sync import REFUSED, Planned, plan_sync, proven, sync_metrics, transport_of
-
-PARTS = 4
-"""Staging of each way is half a bucket at most; the other bucket is for both sides to drain and fill unevenly."""
 
 
 class Where(Enum):
@@ -81,7 +78,7 @@ class SingleWeights:
         problems = [f"source {text}" for text in storage_problems(training, trained, rank)]
         problems += [f"destination {text}" for text in storage_problems(engine, served, rank)]
         agree(REFUSED, problems)
-        part = max(1, bucket_bytes // PARTS)
+        part = max(1, bucket_bytes // PAGED_PARTS)
         there = plan_sync(training, engine, rank, part, ranks_per_node)
         back = proven(lambda: (invert_planner(there.plan.planner), there.slots), rank)
         agree(REFUSED, share(there.plan, trained, served, adopt))

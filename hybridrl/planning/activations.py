@@ -26,21 +26,21 @@ class Activations:
     layers: int
     """Kept by the decoder layers, over all micro-batches in flight."""
     working: int
-    """Rebuilt or used within one layer, at the fullest moment."""
+    """Rebuilt or used within one layer, while the loss is not taken."""
     head: int
     """Final norm and logits; the last stage's."""
     loss: int
-    """The gradient of the logits, and a chunk of them in float32; the last stage's."""
-
-    @property
-    def kept(self) -> int:
-        """Held from the forward to the backward pass."""
-        return self.layers + self.head
+    """The gradient of the logits, and chunks of them in float32; the last stage's."""
 
     @property
     def total(self) -> int:
-        """At the fullest moment."""
-        return self.layers + self.working + self.head + self.loss
+        """At the fullest moment: while the loss is taken, or while a layer is rebuilt, when logits have gone."""
+        return self.layers + max(self.working, self.head + self.loss)
+
+    @property
+    def saved(self) -> int:
+        """Held for the backward pass at the fullest moment, without what exists in passing."""
+        return self.layers + max(self.working, self.head)
 
 
 def activations(config: Config, spec: ModelSpec, stage: int, *, fused: bool, backward: bool = True) -> Activations:
@@ -93,11 +93,12 @@ def micro_batches(config: Config) -> int:
 
 def _head(config: Config, spec: ModelSpec, layer: "_Layer", backward: bool) -> tuple[int, int]:
     """What is kept: the norm's input and output, and logits in the model's dtype. What the loss needs: their gradient,
-    and a chunk of them in float32, four times over."""
+    and a chunk of them in float32, four times over, six times where it learns from the entropy too."""
     columns = ceil(spec.vocab_size / config.parallel.tp)
     chunk = min(config.trainer.logprob_chunk, layer.tokens)
     logits = layer.tokens * columns * layer.item
-    return layer.norm + logits, logits * backward + 4 * FP32 * chunk * columns
+    copies = 6 if backward and config.algorithm.entropy_coef else 4
+    return layer.norm + logits, logits * backward + copies * FP32 * chunk * columns
 
 
 class _Layer:
@@ -122,9 +123,11 @@ class _Layer:
 
     def _attention(self) -> int:
         """Projections, rotated queries and keys, values, the output and its statistics; unfused, the output twice,
-        normalised heads, and the tables of the rotation."""
+        normalised heads, and the tables of the rotation. Selective recomputation rebuilds the output and statistics,
+        of which the next projection keeps the former."""
         tp, spec = self.config.parallel.tp, self.spec
         heads = spec.num_heads / tp
+        again = self.config.model.recompute == "selective"
         if spec.mla is not None:
             width = _latent_width(spec, spec.mla, tp)
         else:
@@ -132,8 +135,8 @@ class _Layer:
             keys = max(1.0, spec.num_kv_heads / tp) * spec.head_dim
             width = (queries + 2 * keys) + (queries + keys) + queries
             if not self.fused:
-                width += queries + (queries + keys if spec.qk_norm else 0) + 4 * spec.head_dim
-        return int(self.tokens * (width * self.item + heads * FP32))
+                width += (queries + keys if spec.qk_norm else 0) + 4 * spec.head_dim + queries * (not again)
+        return int(self.tokens * (width * self.item + heads * FP32 * (not again)))
 
     def _dense(self, ffn: int) -> int:
         """Gate and up, and their product; unfused, the activated gate and a contiguous half of the two as well."""

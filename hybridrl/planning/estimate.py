@@ -9,8 +9,8 @@ from hybridrl.models.weights import WeightMap
 from hybridrl.planning.activations import micro_batches
 from hybridrl.planning.compute import StepSeconds, step_seconds
 from hybridrl.planning.hardware import GIB, Hardware
-from hybridrl.planning.layouts import Layouts, training_shard
-from hybridrl.planning.memory import RankMemory, rank_memory, trained
+from hybridrl.planning.layouts import Layouts
+from hybridrl.planning.memory import RankMemory, rank_memory
 from hybridrl.planning.switches import Reshard, Switch
 from hybridrl.planning.work import params_of
 
@@ -92,7 +92,7 @@ def estimate(config: Config, weights: WeightMap, hardware: Hardware, *, cuda: bo
     ranks = [rank_memory(config, layouts, reshard, hardware, rank) for rank in layouts.stage_ranks()]
     fullest = max(ranks, key=lambda one: one.peak)
     smallest_cache = min((one.cache for one in ranks), key=lambda cache: cache.sequences)
-    switches = {} if reshard is None else _switches(config, layouts, reshard, fullest)
+    switches = {} if reshard is None else reshard.switches(fullest.leaving)
     seconds = sum(one.seconds for one in switches.values())
     return Estimate(
         config=config,
@@ -106,15 +106,3 @@ def estimate(config: Config, weights: WeightMap, hardware: Hardware, *, cuda: bo
         switches=switches,
         step=step_seconds(config, layouts, hardware, smallest_cache if reshard else None, seconds),
     )
-
-
-def _switches(config: Config, layouts: Layouts, reshard: Reshard, fullest: RankMemory) -> dict[str, Switch]:
-    own = trained(config, layouts, training_shard(layouts, fullest.rank))
-    leaves = "masters" not in fullest.phases["rollout"]
-    host = own.optimizer if leaves else 0
-    if config.memory.parameters == "offload":
-        host += own.parameters - reshard.aliased_bytes(fullest.rank)
-    return {
-        "to_rollout": reshard.switch(reshards=True, host_bytes=host),
-        "to_training": reshard.switch(reshards=config.memory.parameters == "single", host_bytes=host),
-    }

@@ -81,10 +81,15 @@ def trained_weights(spec: ModelSpec, config: Config) -> WeightMap:
     return weight_map(replace(spec, mtp_layers=0, dtype=config.model.dtype))
 
 
+def is_expert(param: str) -> bool:
+    """Whether a parameter of the training layout is sharded as experts are."""
+    return ".experts." in param
+
+
 def training_shard(layouts: Layouts, rank: int) -> Shard:
     """What a rank of the training world holds."""
     params = layouts.training.params(rank)
-    experts = {name for name in params if ".experts." in name}
+    experts = {name for name in params if is_expert(name)}
     untrained = {name for name in params if name.endswith(".expert_bias")}
     return Shard(
         dense=sum(p.size for name, p in params.items() if name not in untrained and name not in experts),

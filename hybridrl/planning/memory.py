@@ -8,7 +8,7 @@ from hybridrl.models.families import weight_map, with_scalar_head
 from hybridrl.planning.activations import activations
 from hybridrl.planning.cache import KvCache, kv_cache
 from hybridrl.planning.hardware import Hardware
-from hybridrl.planning.layouts import Layouts, Shard, training_shard
+from hybridrl.planning.layouts import Layouts, Shard, is_expert, training_shard
 from hybridrl.planning.switches import Reshard
 
 PREFILL_TOKENS = 8192
@@ -27,6 +27,8 @@ class RankMemory:
     """By phase, then by owner."""
     host: Owners
     """In the host's memory."""
+    leaving: int
+    """What goes from the device to the host with each rollout and comes back, on its way to a disk too."""
     cache: KvCache
 
     def total(self, phase: str) -> int:
@@ -94,10 +96,11 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
         "activations": backward,
     }
     if reshard is None:
-        return RankMemory(rank=rank, phases={"update": update}, host={}, cache=_no_cache())
-    rollout, leaves = _rollout(config, layouts, reshard, hardware, rank, own, always)
-    kept = sum(critic.values()) if config.memory.critic == "none" else 0
-    cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values()) - kept))
+        return RankMemory(rank=rank, phases={"update": update}, host={}, leaving=0, cache=_no_cache())
+    kept = _kept_parameters(config, layouts, reshard, rank, own)
+    rollout, leaves = _rollout(config, layouts, reshard, hardware, rank, own, {**always, "parameters": kept})
+    stays = sum(critic.values()) if config.memory.critic == "none" else 0
+    cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values()) - stays))
     to_rollout = {name: size for name, size in rollout.items() if name != "activations"}
     reference = _reference(config, own)
     if config.memory.critic == "none":
@@ -111,7 +114,8 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
     return RankMemory(
         rank=rank,
         phases={name: owners | reference.device for name, owners in phases.items()},
-        host=dict(_host(config, own, reshard.aliased_bytes(rank), leaves, valued)) | reference.host,
+        host=dict(_host(config, own, kept, leaves, valued)) | reference.host,
+        leaving=own.optimizer * leaves + (own.parameters - kept) * (config.memory.parameters == "offload"),
         cache=cache,
     )
 
@@ -140,10 +144,9 @@ def _rollout(
     """What is on the device beside the KV cache while it generates, and whether the optimizer's state has left."""
     spec, sizes = layouts.spec, layouts.engine_sizes
     aliased, engine = reshard.aliased_bytes(rank), reshard.engine_bytes(rank)
-    kept = own.parameters if config.memory.parameters == "keep" else aliased
     together = kv_cache(config, layouts, None).sequences
     work = PREFILL_TOKENS * spec.hidden_size * 10 * 2 + together // sizes.dp * spec.vocab_size * 3 * FP32
-    found = {**always, "parameters": kept, "engine": engine - aliased, "activations": work}
+    found = {**always, "engine": engine - aliased, "activations": work}
     if config.memory.gradients == "keep":
         found["gradients"] = own.gradients
     place = config.memory.optimizer
@@ -151,6 +154,21 @@ def _rollout(
     fits = sum(found.values()) + own.optimizer + wanted + config.memory.margin_bytes <= hardware.memory_bytes
     leaves = place in ("host", "disk") or (place == "auto" and not fits)
     return (found, True) if leaves else (found | _optimizer(own), False)
+
+
+def _kept_parameters(config: Config, layouts: Layouts, reshard: Reshard, rank: int, own: Trained) -> int:
+    """Bytes of the trainer's parameters that are on the device in a rollout.
+
+    A parameter that the engine shares stays. Where they are offloaded with a distributed optimizer its whole buffer
+    does: Megatron lays those of experts into one and all others into another.
+    """
+    if config.memory.parameters == "keep":
+        return own.parameters
+    params, shared = layouts.training.params(rank), reshard.shared_params(rank)
+    if config.memory.parameters == "offload" and config.optimizer.distributed:
+        buffers = {is_expert(name) for name in shared}
+        shared = {name for name in params if is_expert(name) in buffers}
+    return sum(params[name].nbytes for name in shared)
 
 
 def critic_of(config: Config, layouts: Layouts, rank: int) -> Trained | None:
@@ -163,9 +181,7 @@ def critic_of(config: Config, layouts: Layouts, rank: int) -> Trained | None:
     return trained(critic.config, critic, training_shard(critic, rank))
 
 
-def _host(
-    config: Config, own: Trained, aliased: int, leaves: bool, critic: Trained | None
-) -> Iterator[tuple[str, int]]:
+def _host(config: Config, own: Trained, kept: int, leaves: bool, critic: Trained | None) -> Iterator[tuple[str, int]]:
     """What lies in the host's memory during a rollout."""
     if critic is not None and config.memory.critic in ("host", "auto") and config.memory.arena != "disk":
         yield "critic", critic.total - critic.gradients
@@ -174,7 +190,7 @@ def _host(
         yield "masters", own.masters
         yield "moments", own.moments
     if config.memory.parameters == "offload" and config.memory.arena != "disk":
-        yield "parameters", own.parameters - aliased
+        yield "parameters", own.parameters - kept
 
 
 def _no_cache() -> KvCache:

@@ -91,7 +91,7 @@ def _ranks(axes: Any, found: Estimate) -> None:
 
 def _traffic(axes: Any, found: Estimate) -> None:
     assert found.reshard is not None
-    image = axes.imshow(found.reshard.traffic / 1e9, cmap="viridis", interpolation="nearest")
+    image = axes.imshow(found.reshard.there.traffic / 1e9, cmap="viridis", interpolation="nearest")
     axes.set_xlabel("to rank")
     axes.set_ylabel("from rank")
     axes.figure.colorbar(image, ax=axes, label="GB")

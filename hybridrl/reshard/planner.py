@@ -18,10 +18,13 @@ from hybridrl.reshard.moves import Move
 from hybridrl.reshard.plan import Alias, Copy, Derived, Plan
 from hybridrl.reshard.rounds import make_rounds
 from hybridrl.reshard.routes import Routes
-from hybridrl.reshard.schedule import make_schedule
+from hybridrl.reshard.schedule import BucketError, make_schedule
 from hybridrl.reshard.survey import survey
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
+PAGED_PARTS = 4
+"""Where one copy of the weights drains on one side as it fills on the other, staging of each way is half a bucket at
+most; the other bucket is for both sides to drain and fill unevenly."""
 
 
 class Planner:
@@ -117,6 +120,19 @@ class Planner:
     def _derived(self, rank: int) -> tuple[Derived, ...]:
         listed: Callable[[int], Sequence[Derived]] | None = getattr(self.destination, "derived", None)
         return tuple(listed(rank)) if listed and rank in self._destination_ranks else ()
+
+
+def staged_planner(
+    source: Layout, destination: Layout, bucket_bytes: int, ranks_per_node: int | None
+) -> tuple[Planner, int]:
+    """A planner, and how many of its rounds are staged at a time: two of half a bucket, or one of a whole bucket where
+    halves are too small. Raises as `Planner` does."""
+    item = max(ITEM_BYTES.values())  # the exchange rounds each buffer up to whole elements: leave room for that
+    half, whole = (max(1, size // item * item) for size in (bucket_bytes // 2, bucket_bytes))
+    try:
+        return Planner(source, destination, bucket_bytes=half, ranks_per_node=ranks_per_node), 2
+    except BucketError:
+        return Planner(source, destination, bucket_bytes=whole, ranks_per_node=ranks_per_node), 1
 
 
 def _shard(layout: Layout, rank: int) -> Shard:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-from hybridrl.models.weights import ITEM_BYTES, Param
+from hybridrl.models.weights import Param
 from hybridrl.reshard.aliasing import Adopt, is_shared, share
 from hybridrl.reshard.checksum import Checker
 from hybridrl.reshard.executor import Executor, Hook
 from hybridrl.reshard.golden_checks import agree, storage_problems
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.plan import Plan
-from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, Planner
+from hybridrl.reshard.planner import DEFAULT_BUCKET_BYTES, Planner, staged_planner
 from hybridrl.reshard.proof import coverage_problems, peer_problems
 from hybridrl.reshard.schedule import BucketError
 from hybridrl.reshard.storages import Tensors, device_of
@@ -125,7 +125,7 @@ class Planned(NamedTuple):
 
 def plan_sync(source: Layout, destination: Layout, rank: int, bucket_bytes: int, ranks_per_node: int | None) -> Planned:
     """The rank's plan. Raises WeightError on every rank where there is none, or ranks disagree. Collective."""
-    return proven(lambda: _planner(source, destination, bucket_bytes, ranks_per_node), rank)
+    return proven(lambda: staged_planner(source, destination, bucket_bytes, ranks_per_node), rank)
 
 
 def proven(make: Callable[[], tuple[Planner, int]], rank: int) -> Planned:
@@ -159,16 +159,6 @@ def sync_metrics(executor: Executor, aliased_bytes: int) -> dict[str, float]:
         "sync/aliased_bytes": float(aliased_bytes),
         "sync/staging_bytes": float(executor.staging.nbytes),
     }
-
-
-def _planner(source: Layout, destination: Layout, bucket_bytes: int, ranks_per_node: int | None) -> tuple[Planner, int]:
-    """Rounds of half a bucket, of which two are staged at a time; of whole buckets, where halves are too small."""
-    item = max(ITEM_BYTES.values())  # the exchange rounds each buffer up to whole elements: leave room for that
-    half, whole = (max(1, size // item * item) for size in (bucket_bytes // 2, bucket_bytes))
-    try:
-        return Planner(source, destination, bucket_bytes=half, ranks_per_node=ranks_per_node), 2
-    except BucketError:
-        return Planner(source, destination, bucket_bytes=whole, ranks_per_node=ranks_per_node), 1
 
 
 def _params(layout: Layout, rank: int) -> Mapping[str, Param]:

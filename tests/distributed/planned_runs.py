@@ -1,11 +1,20 @@
 """What the dry run's tests measure on ranks: bytes that an actor really holds."""
 
+import ctypes
+import gc
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
+from hybridrl.memory.ledger import take_peak
+from hybridrl.memory.pages import resident_bytes
 from hybridrl.training.losses import make_loss
 from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def _storages(tensors: Any) -> int:
@@ -31,33 +40,78 @@ def held(folder: Any, **options: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def kept(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> tuple[int, int]:
-    """Bytes that the forward pass of one micro-batch keeps for the backward pass, and the tokens of it."""
+class _Saved:
+    """Bytes of the storages that autograd holds for backward passes, and the most of them so far."""
+
+    def __init__(self, apart: set[int]) -> None:
+        self.apart, self.now, self.most = apart, 0, 0
+        self._holders: dict[int, int] = {}
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """Counts what is saved inside, until it is released."""
+
+        class Held:
+            def __init__(held, tensor: torch.Tensor) -> None:  # noqa: N805  `self` is the counter
+                storage = tensor.untyped_storage()
+                held.tensor, held.place, held.nbytes = tensor, storage.data_ptr(), storage.nbytes()
+                self._add(held.place, held.nbytes)
+
+            def __del__(held) -> None:  # noqa: N805
+                self._drop(held.place, held.nbytes)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor | Held:
+            return tensor if tensor.untyped_storage().data_ptr() in self.apart else Held(tensor)
+
+        return saved_tensors_hooks(pack, lambda kept: kept.tensor if isinstance(kept, Held) else kept)
+
+    def _add(self, place: int, nbytes: int) -> None:
+        self._holders[place] = self._holders.get(place, 0) + 1
+        self.now += nbytes * (self._holders[place] == 1)
+        self.most = max(self.most, self.now)
+
+    def _drop(self, place: int, nbytes: int) -> None:
+        self._holders[place] -= 1
+        self.now -= nbytes * (self._holders[place] == 0)
+
+
+def saved(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> tuple[int, int]:
+    """The most bytes that autograd holds in an update on rows of these lengths, and its micro-batches."""
     actor = make_actor(folder, **options)
     rows = with_old_log_probs(make_rows(lengths=lengths), actor)
-    own = {t.untyped_storage().data_ptr() for t in actor.tensors().values()}
-    found: dict[int, int] = {}
-    at_loss: list[int] = []
+    counter = _Saved({t.untyped_storage().data_ptr() for t in actor.tensors().values()})
+    passes, steps = actor._passes.run, []
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def counted(rows: Any, plan: Any, *rest: Any, **options: Any) -> None:
+        steps.append(plan.steps)
+        with counter.hooks():
+            passes(rows, plan, *rest, **options)
 
+    actor._passes.run = counted  # type: ignore[method-assign]
+    actor.update(rows, make_loss(actor.config.algorithm, 16))
+    return counter.most, steps[0]
+
+
+def resident(folder: Any, lengths: tuple[int, ...], **options: dict[str, Any]) -> int:
+    """By how many bytes this process grows, at most, from before there is a model to the end of its second update."""
+    libc = ctypes.CDLL(None)
+    for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):  # what is freed goes back at once
+        libc.mallopt(threshold, 1 << 16)
+    gc.collect()
+    libc.malloc_trim(0)  # nothing of an earlier test is left to be used again
+    before = resident_bytes()
+    actor = make_actor(folder, **options)
+    rows = with_old_log_probs(make_rows(lengths=lengths), actor)
     loss = make_loss(actor.config.algorithm, 16)
-    run = actor._passes.run
-
-    def measured(rows: Any, plan: Any, fields: Any, consume: Any, **options: Any) -> None:
-        assert plan.steps == 1
-
-        def noting(*batch: Any) -> torch.Tensor:
-            at_loss.append(sum(found.values()))
-            return consume(*batch)
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            run(rows, plan, fields, noting, **options)
-
-    actor._passes.run = measured  # type: ignore[method-assign]
     actor.update(rows, loss)
-    return at_loss[-1], sum(lengths)
+    take_peak(torch.device("cpu"))
+    actor.update(rows, loss)
+    return take_peak(torch.device("cpu")) - before
+
+
+def peaks_start_afresh() -> bool:
+    """Whether the kernel lets a process begin a new peak of its memory."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
