@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             errors.append(str(error))
     if found is None:
-        print("\n".join([f"{len(errors)} mistakes in the configuration:", *(f"  - {text}" for text in errors)]))
+        count = "1 mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
+        print("\n".join([f"{count} in the configuration:", *(f"  - {text}" for text in errors)]))
         _write_json(options.json, failed(errors))
         return WRONG
     advice = None if found.fits else nearest(found)

@@ -58,12 +58,14 @@ def changed(config: Config, changes: Changes) -> Config:
 def _candidates(found: Estimate) -> Iterator[Changes]:
     """Settings that cost little come first, then smaller batches at a time, more sharding, and more nodes."""
     config = found.config
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    if config.rollout.sglang.kv_tokens is not None and found.memory.cache.tokens >= longest:
+        yield {"rollout.sglang.kv_tokens": found.memory.cache.tokens}
     frugal: Changes = {}
     for key, value in _frugal(config):
         yield {key: value}
         frugal[key] = value
     yield frugal
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     tokens = config.trainer.max_tokens_per_micro_batch
     while tokens // 2 * config.parallel.cp >= longest:
         tokens //= 2

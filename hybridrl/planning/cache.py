@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from hybridrl.config.schema import Config
-from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import ITEM_BYTES
 from hybridrl.planning.layouts import Layouts
+from hybridrl.rollout.sglang.options import kv_token_bytes, kv_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,6 @@ class KvCache:
         return self.tokens * self.token_bytes
 
 
-def token_bytes(spec: ModelSpec, attention_tp: int) -> int:
-    """Bytes of a cached token on one rank: keys and values of its heads, or the latent vector, which all ranks hold."""
-    item = ITEM_BYTES[spec.dtype]
-    if spec.mla is not None:
-        return spec.num_layers * (spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim) * item
-    return spec.num_layers * 2 * max(1, spec.num_kv_heads // attention_tp) * spec.head_dim * item
-
-
 def wanted_sequences(config: Config, replicas: int) -> int:
     """Sequences of one replica that the configuration decodes together."""
     rollout, trainer = config.rollout, config.trainer
@@ -47,13 +39,11 @@ def kv_cache(config: Config, layouts: Layouts, free_bytes: int | None) -> KvCach
     """The cache with `free_bytes` of a device for it; None for as much as is wanted."""
     rollout, sizes = config.rollout, layouts.engine_sizes
     longest = rollout.max_prompt_length + rollout.max_response_length
-    one = token_bytes(layouts.spec, sizes.attention_tp)
+    one = kv_token_bytes(layouts.spec, sizes.attention_tp, ITEM_BYTES[config.model.dtype])
     together = wanted_sequences(config, layouts.world // sizes.tp)
     # With data-parallel attention each group of ranks caches its own sequences.
     per_rank = -(-together // sizes.dp)
-    wanted = per_rank * longest
-    if rollout.engine == "sglang":
-        wanted = rollout.sglang.kv_tokens or -(-rollout.sglang.max_running_requests // sizes.dp) * longest
+    wanted = kv_tokens(config) if rollout.engine == "sglang" else per_rank * longest
     tokens = wanted if free_bytes is None else max(0, min(wanted, free_bytes // one))
     return KvCache(
         token_bytes=one, wanted_tokens=wanted, tokens=tokens, sequences=min(tokens // longest, per_rank) * sizes.dp

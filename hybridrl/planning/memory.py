@@ -1,9 +1,9 @@
 """Who owns how many bytes of the fullest device, phase by phase, and of the host's memory beside it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybridrl.config.schema import Config
+from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.models.families import weight_map, with_scalar_head
 from hybridrl.planning.activations import activations
 from hybridrl.planning.cache import KvCache, kv_cache
@@ -27,6 +27,8 @@ class RankMemory:
     """By phase, then by owner."""
     host: Owners
     """In the host's memory."""
+    disk: Owners
+    """In a file on a drive of the node."""
     leaving: int
     """What goes from the device to the host with each rollout and comes back, on its way to a disk too."""
     cache: KvCache
@@ -96,13 +98,14 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
         "activations": backward,
     }
     if reshard is None:
-        return RankMemory(rank=rank, phases={"update": update}, host={}, leaving=0, cache=_no_cache())
+        return RankMemory(rank=rank, phases={"update": update}, host={}, disk={}, leaving=0, cache=_no_cache())
     kept = _kept_parameters(config, layouts, reshard, rank, own)
     rollout, leaves = _rollout(config, layouts, reshard, hardware, rank, own, {**always, "parameters": kept})
     stays = sum(critic.values()) if config.memory.critic == "none" else 0
     cache = kv_cache(config, layouts, max(0, hardware.memory_bytes - sum(rollout.values()) - stays))
     to_rollout = {name: size for name, size in rollout.items() if name != "activations"}
-    reference = _reference(config, own)
+    away = _away(config, own, kept, leaves, valued)
+    reference = {name: size for name, size in away["none"].items() if name == "reference"}
     if config.memory.critic == "none":
         to_rollout, rollout = to_rollout | critic, rollout | critic
     phases = {
@@ -113,25 +116,12 @@ def rank_memory(config: Config, layouts: Layouts, reshard: Reshard | None, hardw
     }
     return RankMemory(
         rank=rank,
-        phases={name: owners | reference.device for name, owners in phases.items()},
-        host=dict(_host(config, own, kept, leaves, valued)) | reference.host,
-        leaving=own.optimizer * leaves + (own.parameters - kept) * (config.memory.parameters == "offload"),
+        phases={name: owners | reference for name, owners in phases.items()},
+        host=away["host"],
+        disk=away["disk"],
+        leaving=sum(size for place in ("host", "disk") for name, size in away[place].items() if name != "reference"),
         cache=cache,
     )
-
-
-@dataclass(frozen=True)
-class _Reference:
-    device: Owners
-    host: Owners
-
-
-def _reference(config: Config, own: Trained) -> _Reference:
-    """A reference model waits in the host's memory and scores in the training parameters' place."""
-    if config.algorithm.kl.where == "none":
-        return _Reference({}, {})
-    owner = {"reference": own.parameters}
-    return _Reference(owner, {}) if config.memory.reference == "none" else _Reference({}, owner)
 
 
 def _optimizer(own: Trained) -> Owners:
@@ -181,16 +171,24 @@ def critic_of(config: Config, layouts: Layouts, rank: int) -> Trained | None:
     return trained(critic.config, critic, training_shard(critic, rank))
 
 
-def _host(config: Config, own: Trained, kept: int, leaves: bool, critic: Trained | None) -> Iterator[tuple[str, int]]:
-    """What lies in the host's memory during a rollout."""
-    if critic is not None and config.memory.critic in ("host", "auto") and config.memory.arena != "disk":
-        yield "critic", critic.total - critic.gradients
-    on_disk = config.memory.optimizer == "disk" or (config.memory.optimizer == "auto" and config.memory.arena == "disk")
-    if leaves and not on_disk:
-        yield "masters", own.masters
-        yield "moments", own.moments
-    if config.memory.parameters == "offload" and config.memory.arena != "disk":
-        yield "parameters", own.parameters - kept
+def _away(config: Config, own: Trained, kept: int, leaves: bool, critic: Trained | None) -> dict[str, Owners]:
+    """What lies in the host's memory (`host`) and on a drive (`disk`) during a rollout."""
+    memory = config.memory
+    away: dict[str, Owners] = {"host": {}, "disk": {}, "none": {}}
+    if critic is not None:
+        away[_place(memory, memory.critic)]["critic"] = critic.total - critic.gradients
+    if leaves:
+        away[_place(memory, memory.optimizer)] |= {"masters": own.masters, "moments": own.moments}
+    if memory.parameters == "offload":
+        away[memory.arena]["parameters"] = own.parameters - kept
+    if config.algorithm.kl.where != "none":
+        away[_place(memory, memory.reference)]["reference"] = own.parameters
+    return away
+
+
+def _place(memory: MemoryConfig, stated: str) -> str:
+    """Where an owner goes that leaves: as stated, or to the arena. `none` for one that stays."""
+    return memory.arena if stated == "auto" else stated
 
 
 def _no_cache() -> KvCache:

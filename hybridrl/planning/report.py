@@ -29,6 +29,7 @@ def as_json(found: Estimate, advice: Advice | None, choices: Sequence[Choice]) -
         "device_bytes": found.hardware.memory_bytes,
         "fullest_rank": memory.rank,
         "host": {**memory.host, "total": sum(memory.host.values())},
+        "disk": {**memory.disk, "total": sum(memory.disk.values())},
         "kv_cache": asdict(cache) if found.reshard else None,
         "switches": {
             name: {
@@ -118,6 +119,11 @@ def _memory(found: Estimate) -> str:
     lines.append(
         f"  host memory a rank {sum(memory.host.values()) / GIB:.1f} GiB of {found.hardware.host_bytes / GIB:.1f}"
     )
+    if disk := sum(memory.disk.values()) / GIB:
+        node = disk * found.config.trainer.ranks_per_node
+        lines.append(
+            f"  drive of a node {node:.1f} GiB, {disk:.1f} a rank: look whether memory.arena_dir has that room"
+        )
     if found.reshard is not None:
         cache = memory.cache
         lines.append(

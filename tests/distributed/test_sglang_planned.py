@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from hybridrl.models.families import load_spec
-from hybridrl.planning.cache import token_bytes
+from hybridrl.models.weights import ITEM_BYTES
+from hybridrl.rollout.sglang.options import kv_token_bytes
 from tests.distributed.pool import WorkerPool
 from tests.rollout.sglang import support
 from tests.rollout.sglang.support import needs_sglang
@@ -21,6 +22,7 @@ def _cache_bytes(variant: str, **cut: Any) -> int:
 
 @pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 2)])
 def test_the_cache_takes_the_bytes_that_were_planned(pool: WorkerPool, world: int, tp: int) -> None:
-    folder = support.folder("qwen3_moe")
+    spec = load_spec(support.folder("qwen3_moe"))
+    each = kv_token_bytes(spec, tp, ITEM_BYTES[spec.dtype])
     for found in pool.run(_cache_bytes, world=world, variant="qwen3_moe", tp=tp):
-        assert TOKENS * token_bytes(load_spec(folder), tp) == pytest.approx(found, rel=0.02)
+        assert TOKENS * each == pytest.approx(found, rel=0.02)

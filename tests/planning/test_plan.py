@@ -9,8 +9,6 @@ from hybridrl.config.compose import compose
 from hybridrl.config.schema import Config
 from hybridrl.plan import FITS, TOO_LARGE, WRONG, main, prepare
 from hybridrl.planning.activations import activations, micro_batches
-from hybridrl.planning.advice import nearest
-from hybridrl.planning.cache import token_bytes
 from hybridrl.planning.communication import Group, communication_seconds
 from hybridrl.planning.compute import weight_bytes, work_of
 from hybridrl.planning.estimate import Estimate, estimate
@@ -20,6 +18,7 @@ from hybridrl.planning.memory import trained
 from hybridrl.planning.search import search
 from hybridrl.planning.work import params_of
 from hybridrl.reshard.explain import find_model
+from hybridrl.rollout.sglang.options import kv_token_bytes
 
 QWEN = "recipe=grpo_qwen3_30b_a3b"
 
@@ -90,14 +89,6 @@ def test_a_recipe_that_does_not_fit_exits_with_3_and_names_a_change_that_does(tm
     assert main([*tight, *found["advice"].split()]) == FITS
 
 
-def test_the_nearest_change_is_the_cheapest_that_helps() -> None:
-    found = planned(QWEN, "model.recompute=none", "trainer.max_tokens_per_micro_batch=32768")
-    assert not found.fits
-    advice = nearest(found)
-    assert advice is not None
-    assert str(advice) == "model.recompute=full"
-
-
 def test_the_search_only_shows_layouts_that_fit_and_the_shortest_step_first() -> None:
     found = planned("recipe=grpo_mixtral_8x7b", "plan.search_results=4")
     choices = search(found)
@@ -123,10 +114,10 @@ def test_parameters_are_the_published_ones() -> None:
 
 def test_the_bytes_of_a_cached_token() -> None:
     qwen, deepseek = (find_model(name) for name in ("qwen3_30b_a3b", "deepseek_v3"))
-    assert token_bytes(qwen, 1) == 48 * 2 * 4 * 128 * 2
-    assert token_bytes(qwen, 4) == 48 * 2 * 1 * 128 * 2
-    assert token_bytes(qwen, 8) == token_bytes(qwen, 4)  # heads are replicated
-    assert token_bytes(deepseek, 8) == 61 * (512 + 64) * 2
+    assert kv_token_bytes(qwen, 1, 2) == 48 * 2 * 4 * 128 * 2
+    assert kv_token_bytes(qwen, 4, 2) == 48 * 2 * 1 * 128 * 2
+    assert kv_token_bytes(qwen, 8, 2) == kv_token_bytes(qwen, 4, 2)  # heads are replicated
+    assert kv_token_bytes(deepseek, 8, 2) == 61 * (512 + 64) * 2
 
 
 def test_optimizer_state_is_cut_over_its_own_replicas() -> None:
