@@ -143,6 +143,7 @@ class Session:
             self.reference = self._make_reference(spec, sizes)
         self._resume()
         self._open_folder(spec, inputs)
+        self.checkpoints.check_place()
 
     def _resume(self) -> None:
         """Names what a checkpoint holds of this run, and goes on from one if `trainer.resume` says so."""

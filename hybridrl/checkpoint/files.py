@@ -100,7 +100,12 @@ class RankWriter(FileSystemWriter):
         host = value.to("cpu").contiguous()
         if host.untyped_storage().nbytes() != host.nbytes:
             host = host.clone()  # torch.save would write all of the storage
-        return _write_item(self.transforms, stream, host, item, name, SerializationFormat.TORCH_SAVE)  # type: ignore[arg-type]
+        try:
+            return _write_item(self.transforms, stream, host, item, name, SerializationFormat.TORCH_SAVE)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            if stream.failed is not None:  # torch tells of its own writer instead
+                raise stream.failed from error
+            raise
 
     def finish_metadata(self, metadata: Metadata, results: Sequence[list[WriteResult]]) -> None:
         """Adds the index of all ranks' tensors. On one rank."""

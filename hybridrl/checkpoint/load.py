@@ -18,7 +18,7 @@ from hybridrl.checkpoint.manifest import (
     read_manifest,
     step_of,
 )
-from hybridrl.checkpoint.optimizer_state import MASTER, prepare
+from hybridrl.checkpoint.optimizer_state import MASTER, prepare, slots
 from hybridrl.checkpoint.save import STATE_FILE
 from hybridrl.checkpoint.shards import Model, Shards
 from hybridrl.models.weights import Piece
@@ -94,6 +94,7 @@ def load_model(folder: Path, manifest: Manifest, model: Model, *, optimizer: boo
         raise CheckpointError(f"{folder} holds no {model.name}, only {', '.join(manifest.models) or 'no model'}")
     shards = model.weights(owned=False)
     if optimizer:
+        _check_masters(folder, saved["kinds"], model)
         kinds = [kind for kind in saved["kinds"] if kind != MASTER]
         prepare(model.optimizer, kinds, saved["step"])
         shards |= model.optimizer_state(owned=False)
@@ -103,6 +104,19 @@ def load_model(folder: Path, manifest: Manifest, model: Model, *, optimizer: boo
     if not optimizer:
         for part in model.optimizer:
             part.reload_model_params()
+
+
+def _check_masters(folder: Path, kinds: Sequence[str], model: Model) -> None:
+    """Raises CheckpointError, on all ranks, where only one of the checkpoint and this run has float32 masters: what
+    they say beyond the weights would be lost, or made up."""
+    held = [False] * dist.get_world_size()
+    dist.all_gather_object(held, any(slot.is_master for slot in slots(model.optimizer, model.tensors())))
+    if any(held) != (MASTER in kinds):
+        found, wanted = ("float32 masters", "none") if MASTER in kinds else ("no float32 masters", "them")
+        raise CheckpointError(
+            f"{folder} holds {found} of {model.name}, and this run has {wanted}: resume with the model.dtype of the "
+            "saved run, or start from its weights (checkpoint.load=weights)"
+        )
 
 
 def _read(folder: Path, name: str, shards: Shards) -> None:

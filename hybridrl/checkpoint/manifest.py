@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,8 @@ from typing import Any, BinaryIO
 MANIFEST = "manifest.json"
 FORMAT = 1
 PREFIX = "step-"
+LARGE = 2**20
+"""Bytes from which on a thread is worth its while."""
 
 
 class CheckpointError(RuntimeError):
@@ -108,18 +111,33 @@ def digest_of(path: Path) -> str:
 
 
 class HashingFile:
-    """A file that is written from its start to its end, whose size and digest are known afterwards."""
+    """A file that is written from its start to its end, whose size and digest are known afterwards.
+
+    Large pieces are digested in a thread of their own while they are written.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._sha = hashlib.sha256()
         self._size = 0
+        self._beside = ThreadPoolExecutor(1)
+        self.failed: OSError | None = None
+        """Why the last write did not succeed."""
 
     def write(self, data: Any) -> int:
-        """Appends bytes, or anything that exposes them."""
+        """Appends bytes, or anything that exposes them. Raises OSError."""
         count = memoryview(data).nbytes
-        self._file.write(data)
-        self._sha.update(data)
+        digested = self._beside.submit(self._sha.update, data) if count >= LARGE else None
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+        finally:
+            if digested is not None:
+                digested.result()  # the caller may change the data then
+        if digested is None:
+            self._sha.update(data)
         self._size += count
         return count
 
@@ -135,6 +153,7 @@ class HashingFile:
 
     def close(self) -> None:
         """Syncs to disk and closes."""
+        self._beside.shutdown()
         with self._file as file:
             file.flush()
             os.fsync(file.fileno())

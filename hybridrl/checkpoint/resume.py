@@ -79,6 +79,11 @@ class Checkpoints:
             self._set_aside()
         return manifest.step
 
+    def check_place(self) -> None:
+        """Raises CheckpointError, on all ranks, where the run is to save and one of them cannot write there."""
+        if self._config.checkpoint.every is not None:
+            self._saver.check_place()
+
     def due(self, step: int, save: bool) -> bool:
         """Whether the end of this step is to be saved: it is time to, or `save` says so, and it is not saved yet."""
         every = self._config.checkpoint.every

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,14 @@ class Saver:
         """The step that is being written."""
         return None if self._flight is None else self._flight.manifest.step
 
+    def check_place(self) -> None:
+        """Makes the folder. Raises CheckpointError, on all ranks, where any of them cannot write there."""
+        problem = self._on_first(lambda: self.parent.mkdir(parents=True, exist_ok=True))
+        dist.barrier()
+        if problem is None:
+            problem = self._tried(lambda: tempfile.TemporaryFile(dir=self.parent).close())
+        self._agree(f"checkpoints cannot be written to {self.parent}", problem)
+
     def start(
         self, step: int, models: Sequence[Model], states: tuple[dict[str, Any], dict[str, Any]], metric: float | None
     ) -> None:
@@ -86,7 +95,7 @@ class Saver:
         """
         self.wait()
         aside = self.parent / f"{ASIDE}{folder_of(self.parent, step).name}"
-        self._agree(step, self._on_first(lambda: _make(aside)))
+        self._agree(self._failed(step), self._on_first(lambda: _make(aside)))
         own: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(_bytes(states[1]), own if self._rank == 0 else None)
         extra = _extra(states[0], own) if self._rank == 0 else {}
@@ -123,7 +132,8 @@ class Saver:
         if flags.item():
             return None
         self._flight = None
-        self._agree(flight.manifest.step, _reason(flight.error, flight.writer.nbytes, self.parent), flight.aside)
+        problem = _reason(flight.error, flight.writer.nbytes, self.parent)
+        self._agree(self._failed(flight.manifest.step), problem, flight.aside)
         return self._commit(flight)
 
     def wait(self) -> Path | None:
@@ -155,7 +165,7 @@ class Saver:
             os.rename(flight.aside, folder)
             sync_folder(self.parent)
 
-        self._agree(step, self._on_first(finish), flight.aside)
+        self._agree(self._failed(step), self._on_first(finish), flight.aside)
         if self._rank == 0:
             try:
                 remove_old(self.parent, self._config)
@@ -171,14 +181,20 @@ class Saver:
 
     def _on_first(self, attempt: Callable[[], None]) -> str | None:
         """What keeps rank 0 from doing it, after retries; None on other ranks, which do nothing."""
-        if self._rank == 0:
-            try:
-                with_retries(attempt, self._config.retries, self._config.retry_wait_s, self._note)
-            except OSError as error:
-                return _reason(error, 0, self.parent)
+        return self._tried(attempt) if self._rank == 0 else None
+
+    def _tried(self, attempt: Callable[[], None]) -> str | None:
+        """What keeps this rank from doing it, after retries."""
+        try:
+            with_retries(attempt, self._config.retries, self._config.retry_wait_s, self._note)
+        except OSError as error:
+            return _reason(error, 0, self.parent)
         return None
 
-    def _agree(self, step: int, problem: str | None, aside: Path | None = None) -> None:
+    def _failed(self, step: int) -> str:
+        return f"the checkpoint of step {step} could not be written to {self.parent}; those that were whole still are"
+
+    def _agree(self, what: str, problem: str | None, aside: Path | None = None) -> None:
         """Raises CheckpointError on all ranks where any has a problem; what was written aside is gone then."""
         told: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(told, problem)
@@ -188,10 +204,7 @@ class Saver:
         if aside is not None and self._rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
         dist.barrier()
-        raise CheckpointError(
-            f"the checkpoint of step {step} could not be written to {self.parent}; those that were whole still are\n"
-            + "\n".join(found)
-        )
+        raise CheckpointError("\n".join([what, *found]))
 
 
 def _make(aside: Path) -> None:

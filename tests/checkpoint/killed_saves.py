@@ -1,12 +1,16 @@
-"""A program that saves in forked processes, kills each at another touch of the file system, and looks at what is left.
+"""A program that saves in forked processes, kills each, and looks at what is left: `touches FOLDER STRIDE` at another
+touch of the file system each, `times FOLDER RUNS` at random times.
 
-Prints a JSON object: the number of places, and what was wrong at which.
+Prints a JSON object: the number of places or runs, and what was wrong at which.
 """
 
 import json
 import os
+import random
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,8 @@ from hybridrl.parallel import compat
 from hybridrl.reshard.layouts.huggingface import HuggingFaceLayout
 from tests.models.tiny import tiny_folder
 
+LONGEST_S = 0.4
+"""In which a run makes some saves."""
 TOUCHES = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 
 
@@ -114,24 +120,86 @@ def resume(parent: Path) -> None:
     assert [path.name for path in parent.iterdir()] == ["step-00000003"], list(parent.iterdir())
 
 
-def main(folder: Path, stride: int) -> None:
-    compat.install()
+def save_on(parent: Path, told: Path, ready: int) -> None:
+    """Goes on from the newest checkpoint, and saves step after step, while the weights change already. Writes to
+    `ready` before the first, and each step that is saved to `told`."""
+    remove_leftovers(parent)
+    found = newest_whole(parent, print)
+    step = 0 if found is None else read_manifest(found).step
+    saved = model(float(step))
+    if found is not None:
+        load_model(found, read_manifest(found), saved, optimizer=False)
+        assert all(bool((tensor == step).all()) for tensor in saved.tensors().values())
+    saver = Saver(parent, CheckpointConfig(keep_last=2, retries=0), 0, lambda _: None)
+    report = os.open(told, os.O_CREAT | os.O_WRONLY)
+    os.write(ready, b".")
+    while True:
+        step += 1
+        for tensor in saved.tensors().values():
+            tensor.fill_(float(step))
+        saver.start(step, [saved], ({"step": {"value": step}}, {}), None)
+        for tensor in saved.tensors().values():
+            tensor.fill_(-1.0)
+        saver.wait()
+        os.pwrite(report, f"{step:8d}".encode(), 0)
+
+
+def kill_at_times(folder: Path, runs: int) -> dict[str, Any]:
+    """One run after another in one folder, each killed at a random time and followed by the next. Of three runs one is
+    killed while it starts."""
+    rng, parent, told = random.Random(9), folder / "checkpoints", folder / "told"
+    parent.mkdir(parents=True)
+    problems: dict[int, list[str]] = {}
+    newest = 0
+    for run in range(runs):
+        ready, tell = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+                save_on(parent, told, tell)
+            finally:
+                os._exit(1)  # only an error comes here
+        os.close(tell)
+        if run % 3:
+            os.read(ready, 1)
+        os.close(ready)
+        time.sleep(rng.uniform(0.0, LONGEST_S))
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        found = [] if os.WIFSIGNALED(status) else ["it ended by itself"]
+        least = int((told.read_text() if told.exists() else "") or 0)
+        if least:
+            found += wrong(parent)
+            newest = max(read_manifest(path).step for path in checkpoints(parent))
+            found += [f"step {least} was saved, and the newest is {newest}"] if newest < least else []
+        if found:
+            problems[run] = found
+    return {"runs": runs, "newest": newest, "problems": problems}
+
+
+def kill_at_touches(folder: Path, stride: int) -> dict[str, Any]:
+    """A save killed at each place, or each `stride`-th, with an earlier checkpoint there."""
     first = folder / "count" / "checkpoints"
     assert in_child(lambda: save(first, 1)) == 0
+    shutil.copytree(first, folder / "first")
     assert in_child(lambda: save(first, 2, kill_at(-1))) == 0
     places = (first.parent / "touches").stat().st_size
     problems: dict[int, list[str]] = {}
     for number in range(1, places + 1, stride):
         parent = folder / str(number) / "checkpoints"
-        assert in_child(lambda parent=parent: save(parent, 1)) == 0  # type: ignore[misc]
+        shutil.copytree(folder / "first", parent)
         status = in_child(lambda parent=parent, n=number: save(parent, 2, kill_at(n)))  # type: ignore[misc]
         told = wrong(parent) + ([] if os.WIFSIGNALED(status) else ["it was not killed"])
         if in_child(lambda parent=parent: resume(parent)) != 0:  # type: ignore[misc]
             told.append("it cannot be resumed")
         if told:
             problems[number] = told
-    print(json.dumps({"places": places, "problems": problems}))
+    return {"places": places, "problems": problems}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    compat.install()
+    tiny_folder("qwen2")  # made once
+    way = {"touches": kill_at_touches, "times": kill_at_times}[sys.argv[1]]
+    print(json.dumps(way(Path(sys.argv[2]), int(sys.argv[3]))))

@@ -1,9 +1,12 @@
 """Which checkpoints stay, what makes one whole, and boxes of flat ranges."""
 
 import errno
+import io
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +24,7 @@ from hybridrl.checkpoint.manifest import (
 )
 from hybridrl.checkpoint.ranges import boxes_of_range
 from hybridrl.checkpoint.retention import ASIDE, kept, remove_leftovers, remove_old
-from hybridrl.checkpoint.states import StateError, States
+from hybridrl.checkpoint.states import RandomStates, StateError, States
 from hybridrl.config.schema import CheckpointConfig
 
 
@@ -141,3 +144,38 @@ def test_parts_are_restored_when_they_are_added_and_none_is_lost() -> None:
         states.add("controller", Counter(0))
     with pytest.raises(ValueError, match="two parts"):
         states.add("late", late)
+
+
+class Tracker:
+    """Megatron's generators by name."""
+
+    def __init__(self) -> None:
+        self.states = {"expert": torch.get_rng_state()}
+
+    def get_states(self) -> dict[str, torch.Tensor]:
+        return self.states
+
+    def set_states(self, states: dict[str, torch.Tensor]) -> None:
+        self.states = states
+
+
+def test_every_generator_goes_on_where_it_was_and_restoring_draws_nothing() -> None:
+    def draws() -> list[float]:
+        return [random.random(), random.gauss(0, 1), *np.random.standard_normal(3), float(torch.rand(()))]
+
+    tracker = Tracker()
+    saved = States()
+    saved.add("random", RandomStates(tracker), per_rank=True)
+    np.random.standard_normal(1)  # half of a pair is kept
+    shared, own = saved.collect()
+    buffer = io.BytesIO()
+    torch.save(own, buffer)
+    expected = draws()
+    tracker.states = {}
+    draws()
+    restored = States()
+    restored.restore(shared, torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
+    restored.add("random", RandomStates(tracker), per_rank=True)
+    assert torch.equal(torch.get_rng_state(), own["random"]["torch"])
+    assert draws() == expected
+    assert torch.equal(tracker.states["expert"], own["random"]["megatron"]["expert"])

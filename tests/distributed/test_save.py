@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.distributed import save_runs
-from tests.distributed.pool import WorkerPool
+from tests.distributed.pool import WorkerError, WorkerPool
 from tests.models.tiny import tiny_folder
 
 Place = tuple[int, dict[str, Any]]
@@ -93,3 +93,16 @@ def test_an_optimizer_that_made_no_step_has_nothing_to_save(pool: WorkerPool, tm
     where = place(2, ep=2)
     expected, found = told(pool, tmp_path, "qwen3_moe", where, where, steps=0)
     assert found["metrics"] == expected["metrics"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("saved", "loaded"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_masters_are_not_lost_or_made_up_by_another_dtype(
+    pool: WorkerPool, tmp_path: Path, saved: str, loaded: str
+) -> None:
+    places = place(2, ep=2, dtype=saved), place(2, ep=2, dtype=loaded)
+    with pytest.raises(WorkerError, match="of the saved run"):
+        told(pool, tmp_path, "qwen3_moe", *places)
+    expected, found = told(pool, tmp_path / "weights", "qwen3_moe", *places, moments=False)
+    ours, theirs = ({n: w.to(torch.bfloat16) for n, w in one["weights"].items()} for one in (found, expected))
+    same(ours, theirs)
