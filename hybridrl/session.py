@@ -175,7 +175,7 @@ class Session:
     def _start_world(self) -> ParallelSizes:
         own_world = not dist.is_initialized()
         if own_world:
-            groups.start_world(self.device)
+            groups.start_world(self.device, timeout_s=self._patience_s)
         self._stack.push(partial(_leave_world, own_world))
         self.rank, parallel = dist.get_rank(), self.config.parallel
         sizes = ParallelSizes(
@@ -186,8 +186,13 @@ class Session:
             ep=parallel.ep,
             etp=parallel.etp,
         )
-        groups.initialize(sizes, vpp=parallel.vpp, seed=self.config.trainer.seed)
+        groups.initialize(sizes, vpp=parallel.vpp, seed=self.config.trainer.seed, timeout_s=self._patience_s)
         return sizes
+
+    @property
+    def _patience_s(self) -> float:
+        """How long collectives wait for a rank: longer than the watchdog, which names it."""
+        return max(groups.TIMEOUT_S, 2 * (self.config.trainer.stall_timeout_s or 0.0))
 
     @property
     def _updates(self) -> int:

@@ -4,6 +4,7 @@ Megatron holds its groups in globals of `megatron.core.parallel_state`; this mod
 hands them out by the field's names.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ from megatron.core import parallel_state, tensor_parallel
 from hybridrl.parallel.device import backend
 from hybridrl.parallel.rendezvous import fresh, shared_store
 from hybridrl.parallel.sizes import Coordinates, ParallelSizes
+
+TIMEOUT_S = 1800.0
+"""After which a collective that waits for a rank fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Groups:
         return self.coordinates.pp == self.sizes.pp - 1
 
 
-def start_world(device: torch.device, *, timeout_s: float = 1800.0) -> None:
+def start_world(device: torch.device, *, timeout_s: float = TIMEOUT_S) -> None:
     """Makes the `torch.distributed` world that torchrun describes in the environment, or a world of one without it.
 
     `timeout_s` is the time after which a collective that waits for a rank fails.
@@ -76,8 +80,10 @@ def start_world(device: torch.device, *, timeout_s: float = 1800.0) -> None:
     dist.init_process_group(backend(device), store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
 
 
-def initialize(sizes: ParallelSizes, *, vpp: int = 1, seed: int = 0) -> Groups:
+def initialize(sizes: ParallelSizes, *, vpp: int = 1, seed: int = 0, timeout_s: float = TIMEOUT_S) -> Groups:
     """Makes Megatron's groups on the existing world, and seeds its random states from `seed`.
+
+    `timeout_s` is that of `start_world`, for the collectives of the groups.
 
     Installs the patches of `hybridrl.parallel.compat`. Raises RuntimeError where there is no world, where groups exist
     already, or where the world has not `sizes.world` ranks.
@@ -89,12 +95,12 @@ def initialize(sizes: ParallelSizes, *, vpp: int = 1, seed: int = 0) -> Groups:
     if parallel_state.model_parallel_is_initialized():
         raise RuntimeError("Megatron's groups exist already: call shutdown() before initialize()")
     compat.install()
-    _make(sizes, vpp)
+    _make(sizes, vpp, timeout_s)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return current()
 
 
-def _make(sizes: ParallelSizes, vpp: int) -> None:
+def _make(sizes: ParallelSizes, vpp: int, timeout_s: float) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -102,6 +108,7 @@ def _make(sizes: ParallelSizes, vpp: int) -> None:
         context_parallel_size=sizes.cp,
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.etp,
+        distributed_timeout_minutes=math.ceil(timeout_s / 60),
     )
 
 
@@ -165,11 +172,11 @@ class OtherGroups:
     Everything that Megatron does with that model must happen inside `in_force`.
     """
 
-    def __init__(self, sizes: ParallelSizes, *, vpp: int = 1) -> None:
+    def __init__(self, sizes: ParallelSizes, *, vpp: int = 1, timeout_s: float = TIMEOUT_S) -> None:
         own = _state()
         _put({name: copy(value) for name, value in _UNMADE.items()})
         try:
-            _make(sizes, vpp)
+            _make(sizes, vpp, timeout_s)
             self._others = _state()
         finally:
             _put(own)

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: the run is asked to end at its next safe point, and ends after its grace in any case."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
+PR_SET_PDEATHSIG = 1
 IMPATIENT_S = 2.0
 """A second Ctrl-C after so long ends the run at once; torchrun passes on the first one, which is no second."""
 
@@ -44,6 +46,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in HANDLED}
             StopSignals.current = self
+            _follow_launcher()
         return self
 
     def __exit__(
@@ -82,6 +85,12 @@ class StopSignals:
             flush=True,
         )
         os._exit(128 + self.number)
+
+
+def _follow_launcher() -> None:
+    """Has the kernel send SIGTERM when torchrun, which started this rank, has ended: nobody else would end it."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def another_failed() -> bool:

@@ -7,14 +7,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch.distributed as dist
 
 EXIT_STATUS = 70
+ANSWER_S = 1.5
+"""How long ranks that make no progress have to say what they are in the midst of."""
 TURN_S = 5.0
 """How long ranks that wait leave the telling to the one that is behind: it may not be able to."""
+PACKAGE = f"{os.sep}hybridrl{os.sep}"
+COLLECTIVES = os.path.join("torch", "distributed")
 
 
 class Place(NamedTuple):
@@ -25,18 +30,29 @@ class Place(NamedTuple):
     phase: str
 
 
+class Answer(NamedTuple):
+    """What a rank that makes no progress is in the midst of."""
+
+    passed: int
+    """Borders of phases that it had passed then."""
+    line: str
+    """Of this package's code."""
+    collective: str | None
+    """In which it waits for others; None where it does something of its own."""
+
+
 class Watchdog:
     """Watches this rank while it is entered; `pass_border` is called at each border of a phase.
 
     All ranks go through the same phases, so the one that has passed the fewest borders is behind, and the others wait
-    for it. Each tells the others, through the world's store, where it is.
+    for it. Each tells the others, through the world's store, where it is. Of several in one phase those are behind that
+    wait in no collective, or do not answer.
     """
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._place = Place(0, "start")
         self._since = time.monotonic()
-        self._told: Place | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Any = None
@@ -47,6 +63,7 @@ class Watchdog:
             self._store = store.clone()  # a connection of its own: the world's waits in collectives
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
             self._since = time.monotonic()
+            self._tell()
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self
@@ -59,38 +76,49 @@ class Watchdog:
             self._thread.join()
 
     def pass_border(self, phase: str) -> None:
-        """Something began or ended: the rank makes progress."""
+        """Something began or ended: the rank makes progress. The others are told at once: it may stop here."""
         self._place, self._since = Place(self._place.passed + 1, phase), time.monotonic()
+        if self._store is not None:
+            with suppress(RuntimeError, dist.DistError):  # it has gone with the rank that held it; the thread sees it
+                self._tell()
+
+    def _tell(self) -> None:
+        self._store.set(self._key("place"), json.dumps(self._place))
 
     def _watch(self) -> None:
         assert self._limit_s is not None
         while not self._over.wait(min(1.0, self._limit_s / 4)):
             try:
-                self._tell()
                 late = time.monotonic() - self._since - self._limit_s
-                if late > 0 and self._may_speak(late):
+                if late > 0:
+                    self._store.set(self._key("answer"), json.dumps(answer(self._place.passed)))
+                if late > ANSWER_S and self._may_speak(late):
                     self._end()
             except (RuntimeError, dist.DistError):
                 return  # the store has gone with the rank that held it: torchrun ends this one
 
-    def _tell(self) -> None:
-        if self._told != self._place:
-            self._told = self._place
-            self._store.set(f"watchdog/{self._rank}", json.dumps(self._told))
-
     def _may_speak(self, late: float) -> bool:
         """Whether it is for this rank to say it: it is the first of those behind, or these had their turn."""
         places = self._places()
-        first = min(places, key=lambda rank: (places[rank].passed, rank))
-        return first == self._rank or late > TURN_S
+        return behind(places, self._answers(places))[0] == self._rank or late > TURN_S
 
     def _places(self) -> dict[int, Place]:
-        keys = [f"watchdog/{rank}" for rank in range(self._world)]
-        found = {r: Place(*json.loads(self._store.get(k))) for r, k in enumerate(keys) if self._store.check([k])}
-        return found | {self._rank: self._place}
+        return {rank: Place(*found) for rank, found in self._told("place").items()} | {self._rank: self._place}
+
+    def _answers(self, places: Mapping[int, Place]) -> dict[int, Answer]:
+        found = {rank: Answer(*told) for rank, told in self._told("answer").items()}
+        return {rank: one for rank, one in found.items() if one.passed == places[rank].passed}
+
+    def _told(self, what: str) -> dict[int, Any]:
+        keys = {rank: self._key(what, rank) for rank in range(self._world)}
+        return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+
+    def _key(self, what: str, rank: int | None = None) -> str:
+        return f"watchdog/{what}/{self._rank if rank is None else rank}"
 
     def _end(self) -> None:
-        text = stalled(self._places(), self._limit_s or 0.0)
+        places = self._places()
+        text = stalled(places, self._answers(places), self._limit_s or 0.0)
         print(text, file=sys.stderr, flush=True)
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
@@ -100,10 +128,39 @@ class Watchdog:
         os._exit(EXIT_STATUS)
 
 
-def stalled(places: Mapping[int, Place], limit_s: float) -> str:
-    """What to say: who is behind and where, and where the others wait."""
+def answer(passed: int) -> Answer:
+    """Where this process's main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    inner = frame
+    while frame is not None and PACKAGE not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if inner is None or frame is None:
+        return Answer(passed, "code of others", None)
+    line = f"hybridrl{os.sep}{frame.f_code.co_filename.rpartition(PACKAGE)[2]}:{frame.f_lineno}"
+    return Answer(passed, line, inner.f_code.co_name if COLLECTIVES in inner.f_code.co_filename else None)
+
+
+def behind(places: Mapping[int, Place], answers: Mapping[int, Answer]) -> list[int]:
+    """The ranks that the others wait for: the fewest borders passed, and among equals in no collective, if there are
+    such."""
     least = min(place.passed for place in places.values())
-    behind = [f"rank {rank} in {place.phase}" for rank, place in places.items() if place.passed == least]
-    waiting = [f"rank {rank} in {place.phase}" for rank, place in places.items() if place.passed > least]
+    ranks = sorted(rank for rank, place in places.items() if place.passed == least)
+    return [rank for rank in ranks if rank not in answers or answers[rank].collective is None] or ranks
+
+
+def stalled(places: Mapping[int, Place], answers: Mapping[int, Answer], limit_s: float) -> str:
+    """What to say: who is behind and where, and where the others wait."""
+
+    def told(rank: int) -> str:
+        found = answers.get(rank)
+        if found is None:
+            at = "which does not answer"
+        else:
+            at = found.line if found.collective is None else f"{found.line}, in {found.collective}"
+        return f"rank {rank} in {places[rank].phase} ({at})"
+
+    late = behind(places, answers)
+    waiting = [told(rank) for rank in sorted(places) if rank not in late]
     rest = f"; {', '.join(waiting)} waits for it" if waiting else ""
-    return f"StallError: no progress for trainer.stall_timeout_s={limit_s:g} s: {', '.join(behind)} is behind{rest}"
+    late_ones = ", ".join(map(told, late))
+    return f"StallError: no progress for trainer.stall_timeout_s={limit_s:g} s: {late_ones} is behind{rest}"

@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from hybridrl.checkpoint.files import with_retries
 from hybridrl.checkpoint.manifest import checkpoints, read_manifest
-from hybridrl.parallel.watchdog import Place, stalled
+from hybridrl.parallel.watchdog import Answer, Place, answer, behind, stalled
 from hybridrl.telemetry.metrics import read_metrics
 from tests.distributed.test_failure import processes_with
 
@@ -25,11 +27,12 @@ OPTIONS = (
 
 
 def start(
-    folder: Path, *words: str, module: str = "hybridrl.train", torchrun: tuple[str, ...] = ()
+    folder: Path, *words: str, torchrun: tuple[str, ...] = (), before: tuple[str, ...] = ()
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
+    """A run of two ranks; `before` is a command that runs the rest of its words."""
+    command = [*before, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.Popen(
-        [*command, "-m", "hybridrl.train", *OPTIONS, f"trainer.output_dir={folder / 'run'}", *words],
+        [*command, *torchrun, "-m", "hybridrl.train", *OPTIONS, f"trainer.output_dir={folder / 'run'}", *words],
         env={**os.environ, "HYBRIDRL_TEST_MARK": str(folder), "PYTHONPATH": str(REPOSITORY)},
         cwd=folder,
         stdout=subprocess.DEVNULL,
@@ -78,6 +81,30 @@ def _rank(pid: int) -> str | None:
 
 
 def test_the_rank_that_is_behind_is_named() -> None:
-    text = stalled({0: Place(9, "reward"), 1: Place(8, "rollout"), 2: Place(9, "reward")}, 60.0)
-    assert "rank 1 in rollout is behind" in text
-    assert "rank 0 in reward, rank 2 in reward waits for it" in text
+    places = {0: Place(9, "reward"), 1: Place(8, "rollout"), 2: Place(9, "reward")}
+    text = stalled(places, {}, 60.0)
+    assert "rank 1 in rollout (which does not answer) is behind" in text
+    assert "rank 0 in reward (which does not answer), rank 2 in reward (which does not answer) waits for it" in text
+
+
+def test_of_ranks_in_one_phase_those_are_behind_that_wait_in_no_collective() -> None:
+    places = {rank: Place(4, "update") for rank in range(3)}
+    waits, works = Answer(4, "hybridrl/a.py:1", "all_reduce"), Answer(4, "hybridrl/b.py:2", None)
+    assert behind(places, {0: waits, 1: works, 2: waits}) == [1]
+    assert behind(places, {0: waits, 2: waits}) == [1]  # it is stopped, or holds the interpreter
+    assert behind(places, {0: waits, 1: waits, 2: waits}) == [0, 1, 2]
+    text = stalled(places, {0: waits, 1: works, 2: waits}, 60.0)
+    assert "rank 1 in update (hybridrl/b.py:2) is behind; rank 0 in update (hybridrl/a.py:1, in all_reduce), " in text
+
+
+def test_an_answer_says_where_the_main_thread_is() -> None:
+    found: list[Answer] = []
+    threading.Timer(0.1, lambda: found.append(answer(7))).start()
+
+    def attempt() -> None:
+        if not found:
+            raise OSError("not yet")
+
+    with_retries(attempt, 1, 0.5, lambda _: None)  # sleeps there
+    assert found[0]._replace(line="") == Answer(7, "", None)
+    assert found[0].line.startswith("hybridrl/checkpoint/files.py:")
