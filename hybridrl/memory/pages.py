@@ -10,16 +10,27 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 PAGE = mmap.PAGESIZE
 LARGE_PAGE = 2 << 20
 """Bytes of a large page, and what its address is a multiple of."""
 _MADV_DONTNEED, _MADV_FREE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 4, 8, 14, 23
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+MAPPED = 1 << 20
+"""Allocations of so many bytes get a mapping of their own, see `return_what_is_freed`."""
+KEPT = 8 << 20
+"""Bytes at the end of the heap that are kept, free, for the next allocation."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_libc.malloc.argtypes, _libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+_libc.free.argtypes = [ctypes.c_void_p]
 
+_holes: list[int] = []
+"""Allocations that keep others out of the heap."""
 _lent: dict[int, int] = {}
 """Ranges that were given back lazily, address and bytes: the system has not fetched all of their pages yet."""
 
@@ -48,6 +59,41 @@ def give_lazily(address: int, nbytes: int) -> None:
 def take_again(address: int) -> None:
     """The range that begins there is about to be written, or to be unmapped."""
     _lent.pop(address, None)
+
+
+def return_what_is_freed() -> None:
+    """Has this process give memory back when it is freed, in place of keeping it for later allocations.
+
+    glibc raises the size from which an allocation gets a mapping of its own with each one that is freed, up to 32 MiB,
+    and looks for room in the heap first, whatever the size. Storages that come and go with each phase then lie between
+    others, and what they leave stays resident, or not, by chance. So the size is fixed, and the heap's holes of that
+    size are taken, their pages given back: the resident set is then the same in each cycle. Another allocator is left
+    alone.
+    """
+    for option, value in ((_M_MMAP_THRESHOLD, MAPPED), (_M_TRIM_THRESHOLD, KEPT)):
+        _libc.mallopt(option, value)
+    while _holes:
+        _libc.free(_holes.pop())
+    _libc.malloc_trim(ctypes.c_size_t(0))
+    before = _heap()
+    for _ in range(before.fordblks // MAPPED):
+        _holes.append(_libc.malloc(MAPPED))  # never written to
+        if _heap().hblks > before.hblks:
+            _libc.free(_holes.pop())
+            break
+
+
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
+
+
+def _heap() -> _Heap:
+    """What glibc says of its heap: `fordblks` free bytes in it, and `hblks` allocations with a mapping of their own."""
+    _libc.mallinfo2.restype = _Heap
+    return cast("_Heap", _libc.mallinfo2())
 
 
 def populate_beside(ranges: Sequence[tuple[int, int]]) -> threading.Thread:

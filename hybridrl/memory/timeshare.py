@@ -12,6 +12,7 @@ from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.memory.arena import Arenas
 from hybridrl.memory.lane import make_lane
 from hybridrl.memory.ledger import Ledger
+from hybridrl.memory.pages import return_what_is_freed
 from hybridrl.memory.parcel import Parcel
 from hybridrl.memory.phases import HybridEngine, RolloutEngine
 from hybridrl.memory.policies import Places, Sizes, choose
@@ -83,6 +84,8 @@ class TimeShare:
         give_back: Callable[[], None] | None = None,
     ) -> None:
         self._memory = memory
+        if device.type == "cpu":
+            return_what_is_freed()
         state = OptimizerState(policy.megatron_optimizer, lambda: policy.tensors().values())
         gradients = Gradients(policy.chunks, policy.megatron_optimizer)
         served = list(engine.parameters().values())

@@ -127,6 +127,15 @@ def test_a_recipe_chooses_groups_and_the_command_line_has_the_last_word() -> Non
     assert (config.algorithm.normalize, config.optimizer.name, config.optimizer.distributed) == ("none", "sgd", True)
 
 
+def test_a_policy_of_memory_is_chosen_by_name_whatever_the_recipe_chose() -> None:
+    for name in (TINY, "recipe=dapo_deepseek_v3", "recipe=ppo_qwen3_8b"):
+        for chosen, found in (("keep", "keep auto"), ("offload", "offload host"), ("disk", "offload disk")):
+            memory = compose([name, f"memory={chosen}"]).memory
+            assert f"{memory.parameters} {memory.optimizer}" == found
+    assert compose(["recipe=dapo_deepseek_v3"]).memory == compose([TINY, "memory=single"]).memory
+    assert compose(["recipe=ppo_qwen3_8b", "memory=disk", "memory.optimizer=none"]).memory.optimizer == "none"
+
+
 def recipe(folder: Path, text: str) -> str:
     (folder / "recipe").mkdir()
     (folder / "recipe" / "mine.yaml").write_text("# @package _global_\n" + text)

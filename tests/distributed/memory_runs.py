@@ -1,7 +1,8 @@
 """What ranks run to share their device in time: an actor, the embedded engine, and cycles through the phases."""
 
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hybridrl.memory.ledger import Ledger
 from hybridrl.memory.pages import resident_bytes
 from hybridrl.memory.residence import parts
 from hybridrl.memory.single import SingleWeights
@@ -81,6 +85,45 @@ def shared(
     way.close()
 
 
+class Watched(TorchDispatchMode):
+    """Weights on their way between the layouts, looked at before and after every operation on the way."""
+
+    def __init__(self, weights: Any, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+        for name in ("to_rollout", "to_training") if isinstance(weights, SingleWeights) else ("_sync",):
+            setattr(weights, name, self._inside(getattr(weights, name)))
+        self.looks = self.most = self.fresh = 0
+
+    def take(self) -> tuple[int, int, int]:
+        """Since the last call: how many looks there were, the most bytes that the ledger counted at a time, and the
+        bytes of all storages that operations made."""
+        found = (self.looks, self.most, self.fresh)
+        self.looks = self.most = self.fresh = 0
+        return found
+
+    def _inside(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
+            with self:
+                return call(*args)
+
+        return watched
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        self._look()
+        result = func(*args, **(kwargs or {}))
+        self._look()
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
+                self.fresh += made.untyped_storage().nbytes()
+        return result
+
+    def _look(self) -> None:
+        self.most = max(self.most, sum(self._ledger.count().values()))
+        self.looks += 1
+
+
 def state_of(actor: Actor) -> dict[str, Tensor]:
     """Copies of parameters, master weights, moments and step counts."""
     found = {name: tensor.detach().clone() for name, tensor in actor.tensors().items()}
@@ -125,9 +168,10 @@ def cycles(folder: Path, arena: Path, turns: int, saves: bool = False, **options
     del twin
     groups.shutdown(world=False)
     gc.collect()
-    found: dict[str, Any] = {"resident": [], "totals": [], "moved": []}
+    found: dict[str, Any] = {"resident": [], "totals": [], "moved": [], "inside": []}
     with shared(folder, arena, **options) as run:
         hybrid, ledger = run.share.hybrid, run.share.ledger
+        watched = Watched(hybrid._weights, ledger)
         addresses = run.share.arenas.addresses
         for version in range(turns):
             with hybrid.training_phase():
@@ -141,6 +185,7 @@ def cycles(folder: Path, arena: Path, turns: int, saves: bool = False, **options
                 tokens = run.tokens()
             found["resident"].append(resident_bytes())
             found["totals"].append({entry.event: entry.total for entry in ledger.take()})
+            found["inside"].append(watched.take())
         found["metrics"] = hybrid.take_metrics()
         with hybrid.training_phase():
             found["scores"] = run.actor.log_probs(rows)
@@ -206,3 +251,29 @@ def counted(folder: Path, arena: Path, **options: Any) -> dict[str, tuple[int, i
                 hybrid.end_rollout()
                 look("asleep")
         return found
+
+
+def moments_of_a_switch(folder: Path, arena: Path, **options: Any) -> dict[str, list[float]]:
+    """When the state had left and when the cache began to wake, by the machine's clock; one rank is slow to let go."""
+    found: dict[str, list[float]] = {"left": [], "wakes": []}
+    with shared(folder, arena, **options) as run:
+        hybrid = run.share.hybrid
+        released, wake = hybrid._released, run.engine.wake_cache
+
+        def let_go() -> None:
+            time.sleep(0.3 * dist.get_rank())
+            released()
+            found["left"].append(time.monotonic())
+
+        def note_and_wake() -> None:
+            found["wakes"].append(time.monotonic())
+            wake()
+
+        hybrid._released, run.engine.wake_cache = let_go, note_and_wake
+        for version in range(2):
+            with hybrid.training_phase():
+                updated(run.actor, with_old_log_probs(make_rows(), run.actor))
+            with hybrid.rollout_phase(version):
+                held = run.share.ledger.count()
+                assert held["gradients"] + held["master weights"] + held["moments"] == 0
+    return found

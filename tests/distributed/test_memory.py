@@ -50,8 +50,11 @@ def check_cycles(
         held = rank["held"]
         assert (held["gradients"], held["moments"]) == (0, 0)
         assert held["master weights"] == 0
-        for totals in rank["totals"]:
-            assert max(totals.values()) <= max(totals["trained"], totals["rollout"]) + 2 * rank["bucket"]
+        for totals, (looks, inside, fresh) in zip(rank["totals"], rank["inside"], strict=True):
+            larger = max(totals["trained"], totals["rollout"])
+            assert max(inside, *totals.values()) <= larger + 2 * rank["bucket"]
+            assert looks > 0
+            assert fresh <= rank["bucket"]  # nothing is cloned on the way, which the ledger would not see
         assert len({tuple(totals.values()) for totals in rank["totals"][1:]}) == 1
     assert len({str(rank["tokens"]) for rank in found}) == 1
     return found
@@ -96,3 +99,12 @@ def test_the_ledger_counts_what_lives(pool: WorkerPool, tmp_path: Path) -> None:
     (found,) = pool.run(runs.counted, world=1, folder=tiny_folder("qwen3_moe", **sizes), arena=tmp_path, **options)
     for where, (counted, live) in found.items():
         assert abs(counted - live) <= 0.01 * live, where
+
+
+def test_no_rank_wakes_its_cache_before_all_have_let_go(pool: WorkerPool, tmp_path: Path) -> None:
+    options = {"parallel": {"ep": 2}, "memory": MOVES, "model": {"dtype": "bfloat16"}}
+    found = pool.run(runs.moments_of_a_switch, world=2, folder=tiny_folder("qwen3_moe"), arena=tmp_path, **options)
+    last_of_all = [max(rank["left"][switch] for rank in found) for switch in (1, 2)]  # the first switch lets go twice
+    for rank in found:
+        assert len(rank["left"]) == 3
+        assert all(wakes >= left for wakes, left in zip(rank["wakes"], last_of_all, strict=True))

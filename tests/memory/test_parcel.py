@@ -203,6 +203,26 @@ def test_bytes_that_come_back_otherwise_are_found() -> None:
         moved.wait()
 
 
+class FailingLane(BrokenLane):
+    """Copies that fail, which shows when they are waited for."""
+
+    def copy(self, pairs: list[Pair]) -> Fence:
+        return make_lane(CPU).copy([(target[:-1], source) for target, source in pairs])
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_nothing_is_freed_whose_copy_has_not_ended_well(join: bool) -> None:
+    data = tensors(100, 3000)
+    expected = [t.clone() for t in data]
+    moved = Parcel("state", Arena(1 << 16).section("state", 1 << 16), FailingLane(), join=join)
+    moved.leave([data])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="size"):
+            moved.left()
+        assert [nbytes(t) for t in data] == [400, 12000]
+        assert all(t.equal(e) for t, e in zip(data, expected, strict=True))
+
+
 def test_the_checksum_sees_a_changed_bit_and_a_changed_order() -> None:
     data = torch.randint(0, 256, (100_000,), dtype=torch.uint8)
     flipped, swapped = data.clone(), data.clone()

@@ -185,6 +185,25 @@ def test_the_cache_wakes_when_the_optimizer_has_left() -> None:
     assert seen == [0, 0]
 
 
+def test_released_gradients_are_gone_for_every_view_and_come_back_as_zeros_to_all() -> None:
+    chunk = Chunk(1000)
+    main_grad, bucket = chunk.grad_data[10:20].view(2, 5), chunk.grad_data[5:]
+    master = torch.zeros(10)
+    master.grad = main_grad.view(-1)
+    gradients = Gradients([chunk], Adam(master))
+    for _ in range(3):
+        chunk.grad_data += 1
+        gradients.release()
+        assert [t.untyped_storage().nbytes() for t in (chunk.grad_data, main_grad, bucket)] == [0, 0, 0]
+        assert master.grad is None
+        gradients.restore()
+        gradients.restore()
+        assert not chunk.grad_data.any()
+        main_grad += 3
+        assert bucket[5:15].tolist() == [3.0] * 10
+        assert int(chunk.grad_data.sum()) == 30
+
+
 def test_phases_do_not_nest_and_work_out_of_turn_is_refused() -> None:
     world = World()
     for work in (world.residence.before_forward, world.residence.before_gradients, world.residence.before_step):
