@@ -67,14 +67,16 @@ def return_what_is_freed() -> None:
     glibc raises the size from which an allocation gets a mapping of its own with each one that is freed, up to 32 MiB,
     and looks for room in the heap first, whatever the size. Storages that come and go with each phase then lie between
     others, and what they leave stays resident, or not, by chance. So the size is fixed, and the heap's holes of that
-    size are taken, their pages given back: the resident set is then the same in each cycle. Another allocator is left
-    alone.
+    size are taken, their pages given back: the resident set is then the same in each cycle. Another allocator, and the
+    holes of a glibc before 2.33, are left alone.
     """
     for option, value in ((_M_MMAP_THRESHOLD, MAPPED), (_M_TRIM_THRESHOLD, KEPT)):
         _libc.mallopt(option, value)
     while _holes:
         _libc.free(_holes.pop())
     _libc.malloc_trim(ctypes.c_size_t(0))
+    if not hasattr(_libc, "mallinfo2"):
+        return
     before = _heap()
     for _ in range(before.fordblks // MAPPED):
         _holes.append(_libc.malloc(MAPPED))  # never written to
