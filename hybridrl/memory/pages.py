@@ -18,7 +18,7 @@ LARGE_PAGE = 2 << 20
 _MADV_DONTNEED, _MADV_FREE, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 4, 8, 14, 23
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-MAPPED = 1 << 20
+MAPPED = 8 << 20
 """Allocations of so many bytes get a mapping of their own, see `return_what_is_freed`."""
 KEPT = 8 << 20
 """Bytes at the end of the heap that are kept, free, for the next allocation."""
