@@ -75,9 +75,10 @@ def test_another_layout_goes_on_alike(
 ) -> None:
     expected, found = told(pool, tmp_path, model, saved, loaded)
     same(found["weights"], expected["weights"])
+    coarser = 1000 if saved[1]["model"]["dtype"] == "bfloat16" else 1  # another order of its sums rounds otherwise
     for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
-        assert ours["loss/total"] == pytest.approx(theirs["loss/total"], abs=1e-5)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert ours["loss/total"] == pytest.approx(theirs["loss/total"], abs=1e-5 * coarser)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4 * coarser)
 
 
 def test_weights_alone_start_a_new_run(pool: WorkerPool, tmp_path: Path) -> None:
