@@ -37,6 +37,8 @@ from hybridrl.config.schema import CheckpointConfig
 
 STATE_FILE = "state.pt"
 POLL_S = 0.02
+TOLD_S = 30.0
+"""Between words about a save that is waited for."""
 SOFTWARE = ("hybridrl", "torch", "megatron-core", "transformers")
 
 
@@ -71,6 +73,8 @@ class Saver:
         self._note = note
         self._copies = HostCopies() if config.asynchronous else None
         self._flight: _Flight | None = None
+        self._late = -1
+        """A rank that had not written its part at the last look."""
         self._device = torch.device(torch.cuda.current_device()) if dist.get_backend() == "nccl" else None
 
     @property
@@ -127,9 +131,10 @@ class Saver:
         flight = self._flight
         if flight is None:
             return None
-        flags = torch.tensor([not flight.written], dtype=torch.int32, device=self._device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        if flags.item():
+        late = torch.tensor([-1 if flight.written else self._rank], dtype=torch.int32, device=self._device)
+        dist.all_reduce(late, dist.ReduceOp.MAX)
+        self._late = int(late.item())
+        if self._late >= 0:
             return None
         self._flight = None
         problem = _reason(flight.error, flight.writer.nbytes, self.parent)
@@ -137,10 +142,16 @@ class Saver:
         return self._commit(flight)
 
     def wait(self) -> Path | None:
-        """The same, when the save in flight has ended."""
-        while self._flight is not None:
+        """The same, when the save in flight has ended. A rank that keeps the others waiting is told."""
+        told = time.monotonic()
+        while (flight := self._flight) is not None:
             if (found := self.poll()) is not None:
                 return found
+            if time.monotonic() - told > TOLD_S:
+                told = time.monotonic()
+                self._note(
+                    f"the checkpoint of step {flight.manifest.step} is waited for: rank {self._late} still writes"
+                )
             time.sleep(POLL_S)
         return None
 

@@ -195,11 +195,15 @@ def test_a_save_that_fails_ends_clearly_on_all_ranks_and_loses_nothing(pool: Wor
         assert "free on its disk" in text
 
 
-def _saved_slowly(parent: Path) -> list[str]:
-    """Rank 1's disk takes longer than a collective may."""
+def _saved_slowly(parent: Path) -> tuple[list[str], list[str]]:
+    """Rank 1's disk takes longer than a collective may; what is there then, and was said."""
     from datetime import timedelta
 
+    from hybridrl.checkpoint import save
     from hybridrl.checkpoint.files import RankWriter
+
+    notes: list[str] = []
+    usual, save.TOLD_S = save.TOLD_S, 2.0
 
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), dist.group.WORLD)
     whole = RankWriter.write
@@ -210,15 +214,18 @@ def _saved_slowly(parent: Path) -> list[str]:
 
     RankWriter.write = slow  # type: ignore[method-assign]
     try:
-        _save(_saver(parent, []), 1)
+        _save(_saver(parent, notes), 1)
     finally:
-        RankWriter.write = whole  # type: ignore[method-assign]
-    return [path.name for path in parent.iterdir()]
+        RankWriter.write, save.TOLD_S = whole, usual  # type: ignore[method-assign]
+    return [path.name for path in parent.iterdir()], notes
 
 
 def test_a_disk_that_is_slower_than_a_collective_may_be_is_waited_for(pool: WorkerPool, tmp_path: Path) -> None:
     tiny_folder("qwen2")
-    assert pool.run(_saved_slowly, world=2, parent=tmp_path) == [["step-00000001"]] * 2
+    for names, notes in pool.run(_saved_slowly, world=2, parent=tmp_path):
+        assert names == ["step-00000001"]
+        assert 1 <= len(notes) <= 3
+        assert set(notes) == {"the checkpoint of step 1 is waited for: rank 1 still writes"}
 
 
 def _no_place(parent: Path) -> str:
