@@ -1,5 +1,6 @@
 """What ranks run to write Megatron's distributed checkpoint in one parameter layout and read it in another."""
 
+import gc
 import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from hybridrl.models.megatron.build import unwrap
 from hybridrl.training.actor import Actor
@@ -51,6 +53,8 @@ def save(folder: Path, out: Path, moments: bool, **options: Any) -> dict[str, An
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # its writer has children
     metadata = {key: value for key, value in _metadata().items() if key != "dp_cp_group"}
     dist_checkpointing.save(_state(actor, moments, loading=False), str(out), content_metadata=metadata)
+    filesystem_async._results_queue = None  # its process would outlive this one, which ends by a signal
+    gc.collect()
     return {"weights": whole_tensors(actor, "weights"), "metrics": [_learned(actor) for _ in range(2)]}
 
 
