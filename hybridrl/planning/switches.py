@@ -98,6 +98,7 @@ class Reshard:
 
     def __init__(self, config: Config, layouts: Layouts, hardware: Hardware) -> None:
         self.config, self.layouts, self.hardware = config, layouts, hardware
+        self._aliases_by_rank: dict[int, tuple[Alias, ...]] = {}
 
     @cached_property
     def there(self) -> Way:
@@ -147,8 +148,10 @@ class Reshard:
     def _aliases(self, rank: int) -> tuple[Alias, ...]:
         if not self.shares:
             return ()
-        sides = [(layout.params(rank), layout.pieces(rank)) for layout in (self.layouts.training, self.destination)]
-        return find_aliases(*sides, zero_padding=True)
+        if rank not in self._aliases_by_rank:
+            sides = [(layout.params(rank), layout.pieces(rank)) for layout in (self.layouts.training, self.destination)]
+            self._aliases_by_rank[rank] = find_aliases(*sides, zero_padding=True)
+        return self._aliases_by_rank[rank]
 
     def engine_bytes(self, rank: int) -> int:
         """Bytes of all the rank's engine weights."""
@@ -178,11 +181,7 @@ class Reshard:
     def _shared(self, rank: int) -> int:
         """Aliased bytes of a rank, those of its stage's first rank for all of a stage."""
         stage = self.layouts.sizes.stage
-        return self._shared_by_stage[rank // stage * stage]
-
-    @cached_property
-    def _shared_by_stage(self) -> dict[int, int]:
-        return {rank: self.aliased_bytes(rank) for rank in self.layouts.stage_ranks()}
+        return self.aliased_bytes(rank // stage * stage)
 
 
 def _busiest(traffic: Bytes) -> int:

@@ -115,3 +115,10 @@ def peaks_start_afresh() -> bool:
     except OSError:
         return False
     return True
+
+
+def program_bytes() -> int:
+    """What this process takes before it has a model, with all that a run imports."""
+    import hybridrl.train  # noqa: F401
+
+    return resident_bytes()

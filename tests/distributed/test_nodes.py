@@ -23,24 +23,27 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def node(port: int, folder: Path, module: str, *overrides: str, **env: str) -> "subprocess.Popen[str]":
-    """Starts one of two nodes, as the README does."""
+def node(index: int, port: int, folder: Path, module: str, **env: str) -> "subprocess.Popen[str]":
+    """Starts one of two nodes, as the README does, on a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "run1"]
     sizes = ["trainer.nodes=2", "trainer.ranks_per_node=1", f"trainer.output_dir={folder / 'two'}"]
     return subprocess.Popen(
-        [*torchrun, *meet, "-m", module, *overrides, *sizes],
+        [*torchrun, *meet, "-m", module, *SETTINGS, *sizes],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Two ranks of one node have a core each too, and sums depend on the number of threads.
+        preexec_fn=lambda: os.sched_setaffinity(0, {cores[index % len(cores)]}),
     )
 
 
 def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
     port = free_port()
-    nodes = [node(port, tmp_path, "hybridrl.train", *SETTINGS) for _ in range(2)]
+    nodes = [node(i, port, tmp_path, "hybridrl.train") for i in range(2)]
     outputs = [one.communicate(timeout=200)[0] for one in nodes]
     assert [one.returncode for one in nodes] == [0, 0], "\n".join(outputs)[-4000:]
     alone = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -48,6 +51,7 @@ def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
         [*alone, "-m", "hybridrl.train", *SETTINGS, f"trainer.output_dir={tmp_path / 'one'}"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         cwd=tmp_path,
+        preexec_fn=lambda: os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:2])),
         check=True,
         timeout=200,
     )
@@ -60,7 +64,7 @@ def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", ["rollout", "update"])
 def test_a_node_that_fails_ends_the_other(tmp_path: Path, phase: str) -> None:
     port, env = free_port(), {"FAIL_PHASE": phase, "HYBRIDRL_TEST_MARK": str(tmp_path)}
-    nodes = [node(port, tmp_path, "tests.distributed.failing_run", *SETTINGS, **env) for _ in range(2)]
+    nodes = [node(i, port, tmp_path, "tests.distributed.failing_run", **env) for i in range(2)]
     deadline = time.monotonic() + 200
     while all(one.poll() is None for one in nodes):
         assert time.monotonic() < deadline

@@ -26,7 +26,13 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name.startswith(("activations", "a cache")) else pytest.mark.full)
+        for name in MISFITS
+    ],
+)
 def test_what_is_named_fits_once_it_is_done(name: str) -> None:
     overrides, expected = MISFITS[name]
     found = planned(*overrides)
