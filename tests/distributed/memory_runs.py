@@ -86,7 +86,7 @@ def shared(
 
 
 class Watched(TorchDispatchMode):
-    """Weights on their way between the layouts, looked at before and after every operation on the way."""
+    """Weights on their way between the layouts, looked at before every operation on the way and at its end."""
 
     def __init__(self, weights: Any, ledger: Ledger) -> None:
         super().__init__()
@@ -105,7 +105,9 @@ class Watched(TorchDispatchMode):
     def _inside(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any) -> Any:
             with self:
-                return call(*args)
+                result = call(*args)
+            self._look()
+            return result
 
         return watched
 
@@ -113,7 +115,6 @@ class Watched(TorchDispatchMode):
         known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         self._look()
         result = func(*args, **(kwargs or {}))
-        self._look()
         for made in tree_leaves(result):
             if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
                 self.fresh += made.untyped_storage().nbytes()
@@ -159,7 +160,9 @@ def updated(actor: Actor, rows: list[Row], count: int = 1) -> None:
         actor.update(rows, loss)
 
 
-def cycles(folder: Path, arena: Path, turns: int, saves: bool = False, **options: Any) -> dict[str, Any]:
+def cycles(
+    folder: Path, arena: Path, turns: int, saves: bool = False, bucket_bytes: int = 1 << 16, **options: Any
+) -> dict[str, Any]:
     """Cycles of update → rollout, against a twin that never shares its device."""
     twin = make_actor(folder, **{**options, "memory": {}})
     rows = with_old_log_probs(make_rows(), twin)
@@ -169,7 +172,7 @@ def cycles(folder: Path, arena: Path, turns: int, saves: bool = False, **options
     groups.shutdown(world=False)
     gc.collect()
     found: dict[str, Any] = {"resident": [], "totals": [], "moved": [], "inside": []}
-    with shared(folder, arena, **options) as run:
+    with shared(folder, arena, bucket_bytes=bucket_bytes, **options) as run:
         hybrid, ledger = run.share.hybrid, run.share.ledger
         watched = Watched(hybrid._weights, ledger)
         addresses = run.share.arenas.addresses

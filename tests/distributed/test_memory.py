@@ -33,12 +33,19 @@ EVERY = list(product(LAYOUTS, (True, False), ("bfloat16", "float32"), ("keep", "
 
 
 def check_cycles(
-    pool: WorkerPool, arena: Path, folder: Path, case: tuple[str, bool, str, str], turns: int, **memory: Any
+    pool: WorkerPool,
+    arena: Path,
+    folder: Path,
+    case: tuple[str, bool, str, str],
+    turns: int,
+    bucket_bytes: int = 1 << 16,
+    **memory: Any,
 ) -> list[dict[str, Any]]:
     """Runs cycles with saves in between; every rank's parameters, masters, moments and steps are its twin's."""
     layout, distributed, dtype, parameters = case
     world, parallel = LAYOUTS[layout]
     options = {
+        "bucket_bytes": bucket_bytes,
         "parallel": parallel,
         "memory": {**MOVES, "parameters": parameters, **memory},
         "optimizer": {"distributed": distributed},
@@ -82,7 +89,8 @@ def test_a_model_of_over_200_mb_stays_within_the_larger_phase_and_takes_no_more_
 ) -> None:
     sizes = {"hidden_size": 256, "moe_intermediate_size": 512, "num_experts": 32, "vocab_size": 2048}
     folder = tiny_folder("qwen3_moe", **sizes)  # 4 layers of 32 experts: 52 M parameters
-    for rank in check_cycles(pool, tmp_path, folder, ("ep2", True, "float32", parameters), turns=12, verify=False):
+    case = ("ep2", True, "float32", parameters)
+    for rank in check_cycles(pool, tmp_path, folder, case, turns=12, bucket_bytes=4 << 20, verify=False):
         assert rank["totals"][-1]["trained"] > 200e6
         assert max(rank["resident"][6:]) - rank["resident"][5] < 0.05 * rank["totals"][-1]["trained"]
 
