@@ -20,6 +20,9 @@ NAMES: Mapping[Role, str] = {
     **MOE_NAMES,
 }
 
+LATENT_EPSILON = 1e-6
+"""Of the norms of the latents, whatever the model's other norms have (DeepSeek's and transformers' code)."""
+
 
 def parse(config: Mapping[str, Any]) -> ModelSpec:
     """The model that the configuration describes; UnsupportedModelError lists what cannot be honoured."""

@@ -12,7 +12,7 @@ from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.configured import configured_layout
 from hybridrl.reshard.layouts.megatron import MegatronLayout
-from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
+from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout, argued_sizes
 from hybridrl.reshard.layouts.transformers import TransformersLayout
 
 
@@ -51,7 +51,8 @@ class Layouts:
         rollout = self.config.rollout
         if rollout.engine == "transformers":
             return RolloutSizes(world=self.world)
-        return RolloutSizes(world=self.world, tp=rollout.tp, dp=rollout.dp, ep=rollout.ep)
+        argued = argued_sizes(rollout.sglang.server_args)
+        return RolloutSizes(world=self.world, tp=rollout.tp, dp=rollout.dp, ep=rollout.ep, **argued)
 
     @cached_property
     def rollout(self) -> Layout:

@@ -15,7 +15,7 @@ from tests.rollout.sglang import support
 from tests.rollout.sglang.support import needs_sglang
 
 pytestmark = needs_sglang
-SERVED = (*FAMILY_NAMES, "qwen3_moe_tied", "qwen3_tied", "qwen2_tied")
+SERVED = (*FAMILY_NAMES, "qwen3_moe_tied", "qwen3_tied", "qwen2_tied", "glm4_moe", "deepseek_moe", "moonlight_moe")
 CUTS = [
     pytest.param(2, {"tp": 2}, id="tp2"),
     pytest.param(2, {"tp": 1}, id="two replicas"),
@@ -55,6 +55,21 @@ def _check(results: list[dict[str, Any]]) -> None:
 def test_greedy_tokens_and_log_probs_are_those_of_transformers(pool: WorkerPool, variant: str) -> None:
     support.folder(variant)
     _check(pool.run(_against_transformers, world=1, variant=variant))
+
+
+@pytest.mark.parametrize(
+    ("variant", "cut"),
+    [
+        ("deepseek_moe", {"tp": 2, "ep": 2}),
+        pytest.param("moonlight_moe", {"tp": 2}, marks=pytest.mark.full),
+        pytest.param("glm4_moe", {"tp": 2, "ep": 2}, marks=pytest.mark.full),
+    ],
+)
+def test_cut_engines_of_other_families_agree_with_transformers(
+    pool: WorkerPool, variant: str, cut: dict[str, int]
+) -> None:
+    support.folder(variant)
+    _check(pool.run(_against_transformers, world=2, variant=variant, **cut))
 
 
 @pytest.mark.parametrize(("world", "cut"), CUTS)

@@ -12,7 +12,8 @@ from tests.rollout.sglang.support import needs_sglang
 
 pytestmark = needs_sglang
 DENSE = ("qwen3", "qwen2", "llama", "qwen3_tied", "qwen2_tied")
-EXPERTS = ("qwen3_moe", "mixtral", "qwen3_moe_tied")
+LATENT = ("deepseek_moe", "moonlight_moe")
+EXPERTS = ("qwen3_moe", "mixtral", "qwen3_moe_tied", "glm4_moe", *LATENT)
 LEFT_BY_LOADER = {"qwen3_moe_tied": ["lm_head.weight"]}
 """Parameters that SGLang's own loader leaves unset: its Qwen3-MoE has a head of its own even where it is tied. The
 layout fills it from the embedding, and the engine then agrees with transformers."""
@@ -67,7 +68,7 @@ def test_the_loader_agrees_with_the_layout_of_expert_parallel_ranks(pool: Worker
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("variant", [*FAMILY_NAMES, "qwen3_moe_tied"])
+@pytest.mark.parametrize("variant", [*FAMILY_NAMES, "qwen3_moe_tied", "glm4_moe", *LATENT])
 @pytest.mark.parametrize("ep", [1, 2, 4])
 def test_the_loader_agrees_where_key_heads_are_replicated(pool: WorkerPool, variant: str, ep: int) -> None:
     if ep > 1 and variant not in EXPERTS:

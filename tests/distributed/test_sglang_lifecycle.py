@@ -65,6 +65,32 @@ def test_twenty_cycles_of_sleep_leave_memory_flat_and_outputs_equal(pool: Worker
         assert abs(result["awake"][-1] - result["awake"][2]) < 8
 
 
+def _latents_asleep(variant: str, **cut: int) -> list[bool]:
+    requests = support.requests(4, temperature=0.0)
+    right = []
+    with support.opened(variant, version=None, release_weights=True, **cut) as engine:
+        for version in range(3):
+            seed = version or None
+            support.write(engine, support.checkpoint(variant, seed))
+            engine.publish(version)
+            model = support.reference(variant, seed)
+            samples = engine.generate(requests)
+            right.append(all(s.response_ids == support.logits(model, s).argmax(-1).tolist() for s in samples))
+            engine.sleep()
+            assert engine.cache_bytes == 0
+            engine.wake()
+            for tensor in engine.parameters().values():
+                tensor.fill_(float("nan"))
+            assert engine.cache_bytes == engine.kv_bytes > 0
+    return right
+
+
+@pytest.mark.parametrize("variant", ["deepseek_moe", pytest.param("moonlight_moe", marks=pytest.mark.full)])
+def test_latent_attention_serves_new_weights_after_each_sleep(pool: WorkerPool, variant: str) -> None:
+    support.folder(variant)
+    assert pool.run(_latents_asleep, world=2, variant=variant, tp=2) == [[True] * 3] * 2
+
+
 def _new_weights_in_mid_generation(cut: dict[str, int]) -> list[Any]:
     old, new = support.reference(VARIANT), support.reference(VARIANT, seed=5)
     requests = support.requests(6, temperature=0.0, max_new_tokens=24)

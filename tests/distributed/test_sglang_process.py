@@ -32,6 +32,26 @@ def _shared_files() -> set[str]:
     return {f for f in os.listdir("/dev/shm") if f.startswith("hybridrl-")}
 
 
+def _serves(variant: str, **cut: int) -> None:
+    """Twice new weights, asleep in between; each time the tokens of transformers."""
+    from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
+
+    requests = support.requests(6, temperature=0.0)
+    engine = SGLangProcessEngine(support.options(variant, **cut))
+    try:
+        for version in range(3):
+            seed = version or None
+            support.write(engine, support.checkpoint(variant, seed))
+            engine.publish(version)
+            model = support.reference(variant, seed)
+            for sample in engine.generate(requests):
+                assert sample.response_ids == support.logits(model, sample).argmax(-1).tolist()
+            engine.sleep()
+            engine.wake()
+    finally:
+        engine.close()
+
+
 def _whole_life(tp: int, ep: int, tokenizer: str) -> None:
     from hybridrl.rollout.sglang.process.engine import SGLangProcessEngine
 
@@ -143,6 +163,12 @@ def test_an_engine_in_its_own_processes_is_the_one_in_process(pool: WorkerPool, 
     support.folder(VARIANT)
     character_tokenizer().save_pretrained(tmp_path)
     pool.run(_whole_life, world=2, tp=2, ep=2, tokenizer=str(tmp_path))
+
+
+@pytest.mark.full
+def test_latent_attention_is_served_by_processes_of_their_own(pool: WorkerPool) -> None:
+    support.folder("deepseek_moe")
+    pool.run(_serves, world=2, variant="deepseek_moe", tp=2, ep=2)
 
 
 PARENT = """

@@ -122,6 +122,24 @@ def test_weights_are_in_service_as_soon_whatever_the_models_size(pool: WorkerPoo
     assert any(ratio() <= 2 for _ in range(3))  # what runs beside may disturb one of them
 
 
+@pytest.mark.parametrize(
+    ("variant", "world", "train", "cut"),
+    [
+        ("deepseek_moe", 2, {"tp": 2, "ep": 2}, {"tp": 2, "ep": 2}),
+        pytest.param("moonlight_moe", 1, {}, {}, marks=pytest.mark.full),
+    ],
+)
+def test_latents_are_absorbed_by_weights_of_which_some_are_the_trainers(
+    pool: WorkerPool, variant: str, world: int, train: dict[str, int], cut: dict[str, int]
+) -> None:
+    support.folder(variant)
+    run = {"variant": variant, "cut": cut, "release": True, "parallel": train, "optimizer": {"lr": 0.01}}
+    for found in pool.run(_generate_and_learn, world, **run):
+        assert 0 < found["aliased"] < found["bytes"]
+        assert max(found["errors"]) <= 1e-4
+        assert all(found["changed"])
+
+
 def _generate_from_one_copy(variant: str, cut: dict[str, int], **options: Any) -> dict[str, Any]:
     from hybridrl.memory.single import SingleWeights
     from hybridrl.rollout.sglang.engine import SGLangEngine
@@ -165,6 +183,7 @@ def _generate_from_one_copy(variant: str, cut: dict[str, int], **options: Any) -
     ("variant", "world", "train", "cut", "order"),
     [
         ("qwen3_moe", 2, {"pp": 2}, {"tp": 2}, "engine"),
+        ("deepseek_moe", 2, {"ep": 2}, {"tp": 2, "ep": 2}, "engine"),
         pytest.param("qwen3_moe_tied", 2, {"ep": 2}, {"tp": 2, "ep": 2}, "megatron", marks=pytest.mark.full),
         pytest.param("mixtral", 4, {"pp": 2, "ep": 2}, {"tp": 2}, "engine", marks=pytest.mark.full),
         pytest.param("qwen2_tied", 4, {"pp": 2}, {"tp": 4}, "megatron", marks=pytest.mark.full),

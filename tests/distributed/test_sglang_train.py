@@ -41,6 +41,7 @@ def _steps(overrides: list[str]) -> list[str]:
 
 
 ROLLOUTS = [
+    pytest.param(["recipe=grpo_tiny_deepseek", "rollout.tp=2", "rollout.ep=2"], id="latent attention"),
     pytest.param(["rollout.tp=2"], id="tp2"),
     pytest.param(["rollout.tp=1"], id="two replicas"),
     pytest.param(["rollout.tp=2", "rollout.ep=2"], id="ep2"),
@@ -54,7 +55,7 @@ def test_after_every_sync_the_engine_holds_the_trainers_weights(
     pool: WorkerPool, tmp_path: Path, rollout: list[str]
 ) -> None:
     overrides = [
-        "recipe=grpo_tiny_moe",
+        *([] if rollout[0].startswith("recipe=") else ["recipe=grpo_tiny_moe"]),
         "rollout.engine=sglang",
         "parallel.tp=2",
         "parallel.ep=2",

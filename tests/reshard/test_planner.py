@@ -264,15 +264,6 @@ def test_norms_and_gates_are_aliases_and_are_not_copied() -> None:
     assert unshared.copied_bytes == plan.aliased_bytes + plan.copied_bytes
 
 
-def test_the_engine_rebuilds_what_it_derives_from_a_parameter() -> None:
-    plan = reshard("deepseek_v3", "one", "one", None, bucket=10**6).plan(0)
-    assert [(d.name, d.sources, d.hook) for d in plan.derived[:2]] == [
-        (f"model.layers.0.self_attn.{kind}", ("model.layers.0.self_attn.kv_b_proj.weight",), "post_load_weights")
-        for kind in ("w_kc", "w_vc")
-    ]
-    assert len(plan.derived) == 8
-
-
 def test_a_fleet_of_its_own_is_only_another_pair_of_layouts() -> None:
     tensors = weights("qwen3_moe")
     source = MegatronLayout(tensors, ParallelSizes(world=4, tp=2, ep=4))

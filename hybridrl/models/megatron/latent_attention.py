@@ -20,11 +20,9 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
+from hybridrl.models.deepseek_v3 import LATENT_EPSILON
 from hybridrl.models.megatron.rope import Rotary
 from hybridrl.models.spec import ModelSpec
-
-LATENT_EPSILON = 1e-6
-"""Of the norms of the latents, whatever the model's other norms have (DeepSeek's and transformers' code)."""
 
 
 class LatentAttention(MLASelfAttention):

@@ -32,6 +32,8 @@ class SGLangBase(EngineBase):
         self._live: dict[str, Trace] = {}
         self._done: dict[str, Trace] = {}
         self._submitted = 0
+        self._lockstep = False
+        """Whether replicas step together, also those without any requests."""
         self._paused = False
 
     @property
@@ -54,8 +56,9 @@ class SGLangBase(EngineBase):
                 "step to their end and take them, or abort them, before generate"
             )
         self.submit(requests)
-        while self._live:
-            self.step()
+        while self._live or self._lockstep:
+            if not self.step():
+                break
         return self.take()
 
     def submit(self, requests: Sequence[Request]) -> None:

@@ -1,7 +1,10 @@
-"""The SGLang engine in the trainer's own processes: each rank hosts one rank of a replica.
+"""The SGLang engine in the trainer's own processes: each rank hosts one rank of it.
 
-Slots [0, tp), [tp, 2·tp), … are replicas, and rank r is in slot r unless ranks are placed. Every rank of a replica
-makes the same calls in the same order and so steps its scheduler as often as the others; replicas go their own ways.
+Slots [0, tp), [tp, 2·tp), … hold a model each, and rank r is in slot r unless ranks are placed. Each is a replica, whose
+ranks make the same calls in the same order and so step their schedulers alike; replicas go their own ways. With
+data-parallel attention (`rollout.dp`) each tp / dp of these slots are a replica, with requests and a KV cache of its own.
+Since all of a model's ranks compute its experts together, replicas of one model step in lockstep: SGLang has those
+without requests take part in the passes of the others. They too make the same calls, with requests of their own.
 Overlapped scheduling and CUDA graphs are off here, since weights and KV memory move between phases and a graph would
 keep their old addresses.
 """
@@ -21,6 +24,7 @@ from hybridrl.rollout.parameters import OwnStorages, adopt
 from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
+from hybridrl.rollout.sglang.latents import match_trainer
 from hybridrl.rollout.sglang.base import SGLangBase
 from hybridrl.rollout.sglang.built import checked_parameters
 from hybridrl.rollout.sglang.kv import KvMemory
@@ -53,7 +57,8 @@ class SGLangEngine(SGLangBase):
     ) -> None:
         layout, rank = layout_of(options), dist.get_rank()
         slots = list(layout.slots)
-        super().__init__(options, layout, slots.index(rank) // options.tp, dist.get_world_size() // options.tp)
+        over = layout.sizes.attention_tp
+        super().__init__(options, layout, slots.index(rank) // over, dist.get_world_size() // over)
         if SGLangEngine._open:
             raise RuntimeError("this process has an SGLang engine already: close it before another is built")
         server_args = in_process_args(options)
@@ -68,11 +73,12 @@ class SGLangEngine(SGLangBase):
         self._parameters: Mapping[str, Tensor] = checked_parameters(model, layout, rank)
         self._padded = _padded(layout, self._parameters, rank)
         self._zero_padding()
-        self._derived = bool(layout.derived(rank))
+        match_trainer(model)
         self._own = OwnStorages(self._parameters.values()) if release_weights else None
         """The weights' storage that `sleep` gives back: all but the trainer's."""
         self._foreign: set[str] = set()
         self._idle_steps = 0
+        self._lockstep = options.dp > 1
 
     @property
     def kv_bytes(self) -> int:
@@ -92,7 +98,9 @@ class SGLangEngine(SGLangBase):
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
-        adopt(dict(self._scheduler.model_runner.model.named_parameters(remove_duplicate=False)), tensors)
+        model = self._scheduler.model_runner.model
+        adopt(dict(model.named_parameters(remove_duplicate=False)), tensors)
+        match_trainer(model)
         self._foreign |= tensors.keys()
         own = {name: tensor for name, tensor in self._parameters.items() if name not in self._foreign}
         self._padded = _padded(self._layout, own, dist.get_rank())
@@ -100,7 +108,11 @@ class SGLangEngine(SGLangBase):
             self._own.keep(own.values())
 
     def step(self) -> int:
-        """Runs one batch; the number of requests still in flight. Raises as `generate` does."""
+        """Runs one batch; the number of requests still in flight. Raises as `generate` does.
+
+        With data-parallel attention it counts the requests of all ranks that step together while they run none, and at
+        least 1 while they run some.
+        """
         self._require_service("step")
         rows, log_probs = self._scheduler.step(self._live)
         self._idle_steps = 0 if rows else self._idle_steps + 1
@@ -111,9 +123,19 @@ class SGLangEngine(SGLangBase):
             )
         for req, log_prob in zip(rows, log_probs, strict=True):
             self._advance(req, log_prob)
-        if not self._live:
+        in_flight = self._in_flight()
+        if not in_flight:
             self._scheduler.settle()
-        return len(self._live)
+        return in_flight
+
+    def _in_flight(self) -> int:
+        if not self._lockstep:
+            return len(self._live)
+        if self._scheduler.ran:
+            return max(1, len(self._live))
+        count = torch.tensor(len(self._live))
+        dist.all_reduce(count, group=self._scheduler.tp_cpu_group)
+        return int(count)
 
     def close(self) -> None:
         """Gives up the engine's process groups and memory, on all ranks of the world together."""
@@ -144,8 +166,6 @@ class SGLangEngine(SGLangBase):
     def _begin_service(self, version: int) -> None:
         if not sg.ON_CPU:
             torch.cuda.synchronize()  # the weights were written on the trainer's stream, SGLang reads them on its own
-        if self._derived:
-            self._scheduler.model_runner.model.post_load_weights()
         self._flush()
 
     def _queue(self, traces: Mapping[str, Trace]) -> None:

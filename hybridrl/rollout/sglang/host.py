@@ -40,6 +40,8 @@ class HostedScheduler(sg.Scheduler):
 
     records_routes = False
     """Whether traces are told the experts that their tokens were routed to."""
+    ran = False
+    """Whether the last step ran a batch, of this rank or, with data-parallel attention, of one that steps with it."""
     running_batch: Any
     last_batch: Any
 
@@ -81,9 +83,13 @@ class HostedScheduler(sg.Scheduler):
             self.running_batch = plan.running_batch
             batch = plan.batch_to_run
             self.cur_batch_for_debug = batch
+            self.ran = bool(batch)
             rows: list[Any] = []
             log_probs: list[float] = []
-            if batch:
+            if batch and batch.forward_mode.is_idle():
+                self.model_runner.sampler.rows = []
+                self.process_batch_result(batch, self.run_batch(batch))
+            elif batch:
                 rows = list(batch.reqs)
                 self.model_runner.sampler.rows = [traces[req.rid] for req in rows]
                 result = self.run_batch(batch)

@@ -22,8 +22,10 @@ ON_CPU = cpu.enable()
 logging.getLogger("sglang.srt.models.registry").setLevel(logging.ERROR)  # it lists models whose kernels are absent
 
 from sglang.srt.distributed import bootstrap, parallel_state
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.moe import fused_moe_native as native_moe_module
+from sglang.srt.layers.rotary_embedding import factory as rotary_factory
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers import scheduler as scheduler_module
 from sglang.srt.managers import tp_worker as tp_worker_module
@@ -37,13 +39,18 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKE
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor import model_runner as model_runner_module
+from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, _dispatch_mla_subtype
+from sglang.srt.models.deepseek_v2 import DeepseekV2AttentionMLA
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.state_capturer.routed_experts import destroy_global_experts_capturer, get_global_experts_capturer
 from sglang.srt.utils import DynamicGradMode
+
+dispatch_absorbed = _dispatch_mla_subtype
+"""SGLang's choice among the ways to compute latent attention absorbed."""
 
 __all__ = [
     "FINISH_ABORT",
@@ -52,10 +59,13 @@ __all__ = [
     "SERVER_ARGS",
     "VERSION",
     "AbortReq",
+    "AttentionBackendRegistry",
     "ContinueGenerationReqInput",
+    "DeepseekV2AttentionMLA",
     "DynamicGradMode",
     "LogitsProcessorOutput",
     "MHATokenToKVPool",
+    "MLATokenToKVPool",
     "PauseGenerationReqInput",
     "PortArgs",
     "Sampler",
@@ -66,10 +76,12 @@ __all__ = [
     "ServerArgs",
     "SpawnRanks",
     "TokenizedGenerateReqInput",
+    "TorchNativeAttnBackend",
     "bootstrap",
     "check",
     "destroy_global_experts_capturer",
     "digest",
+    "dispatch_absorbed",
     "engine_class",
     "get_global_experts_capturer",
     "get_parallel",
@@ -79,6 +91,7 @@ __all__ = [
     "parallel_state",
     "publish",
     "reset_context",
+    "rotary_factory",
     "scheduler_module",
     "tp_worker_module",
 ]
@@ -123,6 +136,8 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (model_runner_module, ("adjust_config_with_unaligned_cpu_tp",)),
     (Sampler, ("forward", "_preprocess_logits")),
     (MHATokenToKVPool, ("_init_data_ptrs_and_strides",)),
+    (AttentionBackendRegistry, ("register",)),
+    (rotary_factory, ("get_rope", "get_rope_cpu")),
 )
 """Attributes that are called, overridden or replaced."""
 
@@ -131,6 +146,21 @@ PARAMETERS: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
     (Sampler.forward, ("self", "logits_output", "sampling_info", "return_logprob")),
     (tp_worker_module.broadcast_pyobj, ("data", "rank", "dist_group", "src")),
     (Scheduler.get_next_batch_to_run, ("self", "running_batch", "last_batch")),
+    (dispatch_absorbed, ("attn", "forward_batch")),
+    (
+        rotary_factory.get_rope_cpu,
+        (
+            "head_size",
+            "rotary_dim",
+            "max_position",
+            "base",
+            "is_neox_style",
+            "rope_scaling",
+            "dtype",
+            "partial_rotary_factor",
+            "device",
+        ),
+    ),
 )
 """The first parameters of functions that are replaced, or called with these."""
 

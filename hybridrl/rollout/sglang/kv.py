@@ -12,19 +12,14 @@ from hybridrl.rollout.sglang import internals as sg
 
 
 class KvMemory:
-    """The KV pool of one rank, which is empty and moves into a region here.
+    """The KV pool of one rank, which is empty and moves into a region here: keys and values, or MLA's latents.
 
     Raises ValueError for a pool of a kind that it was not written for.
     """
 
     def __init__(self, model_runner: Any) -> None:
         self._pool = model_runner.token_to_kv_pool
-        if type(self._pool) is not sg.MHATokenToKVPool:
-            raise ValueError(
-                f"the KV pool is a {type(self._pool).__name__}; sleep can free a MHATokenToKVPool only: leave out the "
-                "server_args that chose another, or take rollout.sglang.hosting=subprocess"
-            )
-        self._buffers = [*self._pool.k_buffer, *self._pool.v_buffer]
+        self._buffers = _buffers(self._pool)
         gapped = [buffer.stride() for buffer in self._buffers if not buffer.is_contiguous()]
         if gapped:
             raise ValueError(f"the KV pool has buffers with strides {gapped[0]}; only whole ones can be moved")
@@ -36,7 +31,7 @@ class KvMemory:
         self._region = Region(region_bytes(buffer.nbytes for buffer in self._buffers), device)
         for buffer, (shape, dtype) in zip(self._buffers, shapes, strict=True):
             buffer.data = self._region.take(shape, dtype)
-        self._pool._init_data_ptrs_and_strides()
+        _tell_addresses(self._pool)
         self.restore()
 
     @property
@@ -58,3 +53,23 @@ class KvMemory:
         with torch.no_grad():
             for buffer in self._buffers:
                 buffer[: self._pool.page_size].zero_()
+
+
+def _buffers(pool: Any) -> list[torch.Tensor]:
+    """All that a pool keeps tokens in; every slot of a buffer is one index of its first dimension."""
+    if type(pool) is sg.MHATokenToKVPool:
+        return [*pool.k_buffer, *pool.v_buffer]
+    if type(pool) is sg.MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    raise ValueError(
+        f"the KV pool is a {type(pool).__name__}; sleep can free a MHATokenToKVPool or a MLATokenToKVPool only: leave "
+        "out the server_args that chose another"
+    )
+
+
+def _tell_addresses(pool: Any) -> None:
+    """Has the pool take down anew where its buffers are."""
+    if type(pool) is sg.MHATokenToKVPool:
+        pool._init_data_ptrs_and_strides()
+    else:
+        pool.data_ptrs.copy_(torch.tensor([buffer.data_ptr() for buffer in pool.kv_buffer], dtype=torch.uint64))

@@ -10,6 +10,7 @@ from hybridrl.config.suggest import hint
 from hybridrl.config.validate.sglang import own_args_problems
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import ITEM_BYTES
+from hybridrl.rollout.sglang.settings import completed
 from hybridrl.rollout.sglang.versions import UnsupportedSGLangError, require_supported, server_arg_names
 
 UNPUBLISHED = "unpublished"
@@ -33,10 +34,13 @@ class EngineOptions:
     max_positions: int
     """Tokens of prompt and response together."""
     kv_tokens: int
-    """Tokens that a replica's KV cache holds."""
+    """Tokens that the KV cache of a replica holds; of each group of ranks with attention of its own, if `dp` > 1."""
     tp: int = 1
+    dp: int = 1
+    """Groups among the `tp` ranks with attention, and requests, of their own (SGLang's `dp_size`)."""
     ep: int = 1
     max_running_requests: int = 64
+    """Of the `tp` ranks together."""
     routed_experts: bool = False
     tokenizer: Path | None = None
     """The folder whose tokenizer says what text tokens are, for requests with stop strings."""
@@ -50,6 +54,7 @@ class EngineOptions:
             f"rollout.{key}={value} must be at least 1"
             for key, value in {
                 "tp": self.tp,
+                "dp": self.dp,
                 "ep": self.ep,
                 "sglang.max_running_requests": self.max_running_requests,
                 "sglang.kv_tokens": self.kv_tokens,
@@ -69,6 +74,8 @@ def common_args(options: EngineOptions) -> dict[str, Any]:
         "dtype": options.dtype,
         "device": options.device,
         "tp_size": options.tp,
+        "dp_size": options.dp,
+        "enable_dp_attention": options.dp > 1,
         "ep_size": options.ep,
         "max_running_requests": options.max_running_requests,
         "max_total_tokens": options.kv_tokens + KV_SLACK,
@@ -82,7 +89,8 @@ def common_args(options: EngineOptions) -> dict[str, Any]:
     }
     if options.device == "cpu":
         args |= {"attention_backend": "torch_native", "disable_custom_all_reduce": True}
-    return {**args, **(options.server_args or {})}
+    own = options.server_args or {}
+    return {**args, **own, **completed(options.folder, own)}
 
 
 def in_process_args(options: EngineOptions) -> dict[str, Any]:
@@ -139,6 +147,7 @@ def from_config(
         max_positions=spec.max_positions,
         kv_tokens=kv_tokens(config),
         tp=rollout.tp,
+        dp=rollout.dp,
         ep=rollout.ep,
         max_running_requests=rollout.sglang.max_running_requests,
         routed_experts=rollout.routed_experts,
@@ -148,14 +157,17 @@ def from_config(
 
 
 def kv_tokens(config: Config) -> int:
-    """Tokens of a replica's KV cache: as configured, else room for the longest of all requests that run at once."""
+    """Tokens of a KV cache: as configured, else room for the longest of all requests that run at once over it."""
     rollout = config.rollout
     longest = rollout.max_prompt_length + rollout.max_response_length
-    return rollout.sglang.kv_tokens or rollout.sglang.max_running_requests * longest
+    return rollout.sglang.kv_tokens or -(-rollout.sglang.max_running_requests // rollout.dp) * longest
 
 
 def kv_token_bytes(spec: ModelSpec, tp: int, item: int) -> int:
-    """Bytes of one token in one rank's KV pool, where an element has `item`; heads that TP exceeds are on several."""
+    """Bytes of one token in one rank's KV pool, where an element has `item`; `tp` ranks share a request's attention.
+
+    Heads that these exceed are on several; latents are on all.
+    """
     if spec.mla is not None:
         return spec.num_layers * (spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim) * item
     return 2 * spec.num_layers * max(1, spec.num_kv_heads // tp) * spec.head_dim * item
@@ -166,7 +178,7 @@ def with_room(options: EngineOptions, spec: ModelSpec, room: int, longest: int) 
 
     Raises ValueError where not even one request of `longest` tokens fits.
     """
-    each = kv_token_bytes(spec, options.tp, ITEM_BYTES[options.dtype])
+    each = kv_token_bytes(spec, options.tp // options.dp, ITEM_BYTES[options.dtype])
     tokens = min(options.kv_tokens, room // each - KV_SLACK)
     if tokens < longest:
         raise ValueError(

@@ -11,7 +11,6 @@ from hybridrl.reshard.layouts.sglang import slabs
 from hybridrl.reshard.layouts.sglang.sizes import RolloutSizes
 from hybridrl.reshard.layouts.sglang.slabs import AS_EXPERT, Axis, Stored
 from hybridrl.reshard.layouts.slabs import Cut, Slab
-from hybridrl.reshard.plan import Derived
 
 DRAFT = "draft."
 _PREDICTION_ROLES = frozenset({Role.MTP_EMBED_NORM, Role.MTP_HIDDEN_NORM, Role.MTP_PROJ, Role.MTP_HEAD_NORM})
@@ -147,19 +146,6 @@ class SGLangLayout:
             return tensor.role
         ep = None if tensor.expert is None else tensor.expert // self._local_experts
         return tensor.role, self._is_moe(tensor.layer), ep, tensor.name in self.omitted
-
-    def derived(self, rank: int) -> Sequence[Derived]:
-        """Absorbed projections of latent attention, which the engine computes from `kv_b_proj`."""
-        self._slot(rank)
-        if self.weights.spec.mla is None:
-            return ()
-        ends = ("self_attn.kv_b_proj.weight",)
-        return [
-            Derived(name.removesuffix("kv_b_proj.weight") + kind, (name,), "post_load_weights")
-            for name, _ in self._stored
-            if name.endswith(ends)
-            for kind in ("w_kc", "w_vc")
-        ]
 
     def _slot(self, rank: int) -> int:
         if rank not in self._slot_of:

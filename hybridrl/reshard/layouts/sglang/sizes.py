@@ -1,6 +1,8 @@
 """Sizes of the engine: replicas of `tp` ranks, and how each kind of weight is cut within one. Pure arithmetic."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +65,9 @@ class RolloutSizes:
     def moe_ep_rank(self, tp_rank: int) -> int:
         """Which share of the experts a rank of the replica holds."""
         return tp_rank % (self.tp // self.moe_dp) // self.moe_tp
+
+
+def argued_sizes(server_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes that arguments of SGLang's own decide, as keywords of `RolloutSizes`."""
+    names = {"moe_dense_tp_size": "moe_dense_tp", "enable_dp_lm_head": "dp_lm_head"}
+    return {names[name]: value for name, value in server_args.items() if name in names}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hybridrl.rollout.sglang import internals as sg
-from hybridrl.rollout.sglang.cpu import experts
+from hybridrl.rollout.sglang.cpu import attention, experts
 from hybridrl.rollout.sglang.replaced import replaced
 
 
@@ -15,10 +15,11 @@ from hybridrl.rollout.sglang.replaced import replaced
 def laid_out_as_on_a_gpu() -> Iterator[None]:
     """While a scheduler is built: no padding for AMX kernels, which are not used; no threads bound; no CUDA asked.
 
-    Expert parallelism stays in place afterwards.
+    Expert parallelism, and what attention needs, stay in place afterwards.
     """
     experts.install()
     with (
+        attention.served(),
         replaced(sg.model_runner_module, adjust_config_with_unaligned_cpu_tp=_as_it_is),
         replaced(sg.bootstrap, _bind_threads_if_cpu=lambda *, device: None),
         # the capture of routed experts has its host memory pinned by CUDA

@@ -20,6 +20,7 @@ from hybridrl.rollout.sglang.built import checked_parameters, replica_layout
 from hybridrl.rollout.sglang.capture import new_rows
 from hybridrl.rollout.sglang.cpu.patches import laid_out_as_on_a_gpu
 from hybridrl.rollout.sglang.kv import KvMemory
+from hybridrl.rollout.sglang.latents import match_trainer
 from hybridrl.rollout.sglang.process.outcome import STOP_STRINGS
 from hybridrl.rollout.sglang.process.shared import share
 from hybridrl.rollout.sglang.replaced import replaced
@@ -99,6 +100,7 @@ class BesideScheduler(sg.Scheduler):
         rank = sg.get_parallel().tp_rank
         model = self.tp_worker.model_runner.model
         share(checked_parameters(model, replica_layout(self.server_args), rank), Path(folders[rank]))
+        match_trainer(model)
 
     def hybrid_sleep(self) -> None:
         """Gives the KV pool back."""
