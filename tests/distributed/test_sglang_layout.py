@@ -67,6 +67,17 @@ def test_the_loader_agrees_with_the_layout_of_expert_parallel_ranks(pool: Worker
         assert result["different"] == LEFT_BY_LOADER.get(variant, [])
 
 
+@pytest.mark.parametrize("options", [{}, {"server_args": {"enable_dp_lm_head": True}}], ids=["", "whole head"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "deepseek_moe", "glm4_moe", "qwen3_tied"])
+def test_the_loader_agrees_where_attention_is_data_parallel(
+    pool: WorkerPool, variant: str, options: dict[str, Any]
+) -> None:
+    support.folder(variant)
+    cut = {"tp": 2, "dp": 2} if variant in DENSE else {"tp": 2, "dp": 2, "ep": 2}
+    for result in pool.run(_compare, world=2, variant=variant, **cut, **options):
+        assert result["different"] == LEFT_BY_LOADER.get(variant, [])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("variant", [*FAMILY_NAMES, "qwen3_moe_tied", "glm4_moe", *LATENT])
 @pytest.mark.parametrize("ep", [1, 2, 4])

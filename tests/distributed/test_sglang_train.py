@@ -42,6 +42,9 @@ def _steps(overrides: list[str]) -> list[str]:
 
 ROLLOUTS = [
     pytest.param(["recipe=grpo_tiny_deepseek", "rollout.tp=2", "rollout.ep=2"], id="latent attention"),
+    pytest.param(
+        ["recipe=grpo_tiny_deepseek", "rollout.tp=2", "rollout.dp=2", "rollout.ep=2"], id="data-parallel attention"
+    ),
     pytest.param(["rollout.tp=2"], id="tp2"),
     pytest.param(["rollout.tp=1"], id="two replicas"),
     pytest.param(["rollout.tp=2", "rollout.ep=2"], id="ep2"),

@@ -1,10 +1,12 @@
 """The SGLang engine in the trainer's own processes: each rank hosts one rank of it.
 
-Slots [0, tp), [tp, 2·tp), … hold a model each, and rank r is in slot r unless ranks are placed. Each is a replica, whose
-ranks make the same calls in the same order and so step their schedulers alike; replicas go their own ways. With
-data-parallel attention (`rollout.dp`) each tp / dp of these slots are a replica, with requests and a KV cache of its own.
-Since all of a model's ranks compute its experts together, replicas of one model step in lockstep: SGLang has those
-without requests take part in the passes of the others. They too make the same calls, with requests of their own.
+Slots [0, tp), [tp, 2·tp), … hold a model each, and rank r is in slot r unless ranks are placed. Each is a replica: its
+ranks make the same calls in the same order and so step their schedulers alike, while replicas go their own ways.
+
+With data-parallel attention (`rollout.dp`) each tp / dp of a model's slots are a replica, with requests and a KV cache of
+its own. The experts are still computed by all of the model's ranks together, so its replicas step in lockstep: SGLang
+has those without requests take part in the passes of the others. Their calls are the same, with other requests, or none.
+
 Overlapped scheduling and CUDA graphs are off here, since weights and KV memory move between phases and a graph would
 keep their old addresses.
 """
@@ -24,10 +26,10 @@ from hybridrl.rollout.parameters import OwnStorages, adopt
 from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
-from hybridrl.rollout.sglang.latents import match_trainer
 from hybridrl.rollout.sglang.base import SGLangBase
 from hybridrl.rollout.sglang.built import checked_parameters
 from hybridrl.rollout.sglang.kv import KvMemory
+from hybridrl.rollout.sglang.latents import match_trainer
 from hybridrl.rollout.sglang.options import EngineOptions, field_problems, in_process_args
 from hybridrl.rollout.sglang.placing import layout_of
 from hybridrl.rollout.sglang.trace import Trace
