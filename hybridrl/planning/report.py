@@ -101,7 +101,8 @@ def _ranks(found: Estimate) -> str:
     dense = f"tp {sizes.tp} · cp {sizes.cp} · dp {sizes.dp} · pp {sizes.pp}"
     lines = [f"training  {dense}, experts etp {sizes.etp} · ep {sizes.ep} · edp {sizes.edp}"]
     if found.reshard is not None:
-        lines.append(f"rollout   {world // engine.tp} replicas of tp {engine.tp} · dp {engine.dp} · ep {engine.ep}")
+        models = f"{world // engine.tp} × tp {engine.tp} · dp {engine.dp} · ep {engine.ep}"
+        lines.append(f"rollout   {models}: {world // engine.attention_tp} replicas")
     return "\n".join([*lines, ""])
 
 
@@ -128,7 +129,7 @@ def _memory(found: Estimate) -> str:
         cache = memory.cache
         lines.append(
             f"  KV cache {cache.tokens:,} tokens of {cache.wanted_tokens:,} wanted: {cache.sequences:,} of the longest "
-            "sequences at once on a replica"
+            "sequences at once on a model's ranks"
         )
     return "\n".join(lines)
 

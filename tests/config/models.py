@@ -15,16 +15,21 @@ class Moe:
 
 @dataclass(frozen=True)
 class Sizes:
+    family: str = "qwen3"
     num_layers: int = 6
+    hidden_size: int = 96
     num_heads: int = 12
+    head_dim: int = 8
     num_kv_heads: int = 4
     ffn_size: int = 96
     max_positions: int = 4096
+    mlp_bias: bool = False
+    output_bias: bool = False
     moe: Moe | None = None
     mla: Any = None
     rope_scaling: Any = None
 
 
 DENSE = Sizes()
-MOE = Sizes(moe=Moe())
-MIXED = replace(MOE, moe=Moe(shared_ffn_size=36, layers=(False,) + (True,) * 5))
+MOE = Sizes(family="qwen3_moe", moe=Moe())
+MIXED = replace(MOE, family="glm4_moe", moe=Moe(shared_ffn_size=36, layers=(False,) + (True,) * 5))

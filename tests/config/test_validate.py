@@ -125,6 +125,32 @@ CASES: list[tuple[int, str, Sizes | None, list[str]]] = [
     (2, "rollout.tp=2 rollout.ep=2 rollout.engine=sglang", DENSE, ["rollout.ep=2", "no experts"]),
     (1, "rollout.engine=sglang", replace(DENSE, rope_scaling={"attention_factor": 0.8}), ["attention_factor=0.8"]),
     (
+        2,
+        "rollout.tp=2 rollout.dp=2 rollout.engine=sglang",
+        replace(DENSE, family="llama"),
+        ["rollout.dp=2", "llama has no data-parallel attention"],
+    ),
+    (
+        2,
+        "rollout.tp=2 rollout.dp=2 rollout.engine=sglang rollout.sglang.max_running_requests=1",
+        DENSE,
+        ["max_running_requests=1", "rollout.dp=2"],
+    ),
+    (
+        1,
+        "rollout.engine=sglang",
+        replace(MOE, family="mixtral", head_dim=16),
+        ["mixtral heeds no head_dim", "12 heads of 16", "hidden size of 96"],
+    ),
+    (
+        1,
+        "rollout.engine=sglang",
+        replace(MIXED, family="qwen3_moe"),
+        ["qwen3_moe builds experts in every layer", "has 1 without"],
+    ),
+    (8, "rollout.tp=8 rollout.engine=sglang", MIXED, ["shared experts' intermediate size of 36", "rollout.tp=8"]),
+    (8, "rollout.tp=8 rollout.engine=sglang", replace(DENSE, ffn_size=92), ["intermediate size of 92"]),
+    (
         1,
         "rollout.engine=sglang rollout.sglang.kv_tokens=23",
         None,

@@ -11,9 +11,9 @@ class SGLangConfig:
     hosting: str = "in_process"
     """`in_process`: each rank hosts its rank of a replica; `subprocess`: SGLang's own processes, one set a replica."""
     max_running_requests: int = 64
-    """Sequences that a replica decodes together."""
+    """Sequences that the `rollout.tp` ranks of a model decode together; `rollout.dp` replicas share them."""
     kv_tokens: int | None = None
-    """Tokens of a replica's KV cache; None: what `max_running_requests` of the longest requests need."""
+    """Tokens of a replica's KV cache; None: what its share of `max_running_requests` of the longest requests needs."""
     server_args: dict[str, Any] = field(default_factory=dict)
     """Further fields of SGLang's ServerArgs, by its own names."""
 
@@ -27,8 +27,8 @@ class RolloutConfig:
     tp: int = 1
     dp: int = 1
     ep: int = 1
-    """Sizes of a replica: tensor parallelism, attention data parallelism inside it (SGLang's `dp_size`), and expert
-    parallelism."""
+    """Sizes of the engine: tensor parallelism, attention data parallelism within its ranks (SGLang's `dp_size`), and
+    expert parallelism. Each `tp / dp` ranks are a replica, with requests and a KV cache of its own."""
     n: int = 8
     """Samples a prompt (the group size)."""
     temperature: float = 1.0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.model import Model, head_problems
+from hybridrl.config.validate.served import served_problems
 from hybridrl.config.validate.sglang import sglang_problems
 
 
@@ -25,6 +26,7 @@ def rollout_problems(config: Config, world: int, spec: Model | None) -> Iterator
         yield from sglang_problems(config)
         if spec is not None:
             yield from _engine_model(config, spec)
+            yield from served_problems(config, spec)
 
 
 def _sizes(config: Config, world: int) -> Iterator[str]:

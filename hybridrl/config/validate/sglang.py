@@ -47,10 +47,15 @@ def sglang_problems(config: Config) -> Iterator[str]:
             "reshard.placement=auto: rollout.sglang.hosting=subprocess starts a replica on consecutive devices; set "
             "reshard.placement=identity, or host in process"
         )
-    if rollout.dp > 1:
+    if rollout.dp > 1 and sglang.hosting == "subprocess":
         yield (
-            f"rollout.dp={rollout.dp}: data-parallel attention steps all its ranks in lockstep, which replicas here do "
-            "not; set rollout.dp=1 and let replicas (world / rollout.tp) share the requests"
+            f"rollout.dp={rollout.dp}: rollout.sglang.hosting=subprocess has no data-parallel attention; host in "
+            "process, or set rollout.dp=1"
+        )
+    if rollout.dp > sglang.max_running_requests:
+        yield (
+            f"rollout.sglang.max_running_requests={sglang.max_running_requests} leaves none to some of rollout.dp="
+            f"{rollout.dp}, which share them: set it to {rollout.dp} at least"
         )
     longest = rollout.max_prompt_length + rollout.max_response_length
     if sglang.kv_tokens is not None and sglang.kv_tokens < longest:

@@ -3,9 +3,10 @@
 Slots [0, tp), [tp, 2·tp), … hold a model each, and rank r is in slot r unless ranks are placed. Each is a replica: its
 ranks make the same calls in the same order and so step their schedulers alike, while replicas go their own ways.
 
-With data-parallel attention (`rollout.dp`) each tp / dp of a model's slots are a replica, with requests and a KV cache of
-its own. The experts are still computed by all of the model's ranks together, so its replicas step in lockstep: SGLang
-has those without requests take part in the passes of the others. Their calls are the same, with other requests, or none.
+With data-parallel attention (`rollout.dp`) each tp / dp of a model's slots are a replica, with requests and a KV cache
+of its own. The experts are still computed by all of the model's ranks together, so its replicas step in lockstep:
+SGLang has those without requests take part in the passes of the others. They make the same calls, with requests of
+their own, or none.
 
 Overlapped scheduling and CUDA graphs are off here, since weights and KV memory move between phases and a graph would
 keep their old addresses.
