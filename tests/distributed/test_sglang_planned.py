@@ -20,9 +20,20 @@ def _cache_bytes(variant: str, **cut: Any) -> int:
         return engine.cache_bytes
 
 
-@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 2)])
-def test_the_cache_takes_the_bytes_that_were_planned(pool: WorkerPool, world: int, tp: int) -> None:
-    spec = load_spec(support.folder("qwen3_moe"))
-    each = kv_token_bytes(spec, tp, ITEM_BYTES[spec.dtype])
-    for found in pool.run(_cache_bytes, world=world, variant="qwen3_moe", tp=tp):
+@pytest.mark.parametrize(
+    ("variant", "world", "cut"),
+    [
+        ("qwen3_moe", 1, {}),
+        ("qwen3_moe", 2, {"tp": 2}),
+        ("qwen3_moe", 2, {"tp": 2, "dp": 2}),
+        ("deepseek_moe", 2, {"tp": 2}),
+        ("deepseek_moe", 2, {"tp": 2, "dp": 2}),
+    ],
+)
+def test_the_cache_takes_the_bytes_that_were_planned(
+    pool: WorkerPool, variant: str, world: int, cut: dict[str, int]
+) -> None:
+    spec = load_spec(support.folder(variant))
+    each = kv_token_bytes(spec, cut.get("tp", 1) // cut.get("dp", 1), ITEM_BYTES[spec.dtype])
+    for found in pool.run(_cache_bytes, world=world, variant=variant, **cut):
         assert TOKENS * each == pytest.approx(found, rel=0.02)

@@ -118,6 +118,7 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ),
     ),
     (bootstrap, ("_init_parallel_groups", "_bind_threads_if_cpu", "initialize_dp_attention")),
+    (parallel_state.GroupCoordinator, ("reduce_scatterv", "_deterministic_reduce_scatterv")),
     (
         parallel_state,
         (

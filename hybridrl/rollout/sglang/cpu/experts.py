@@ -1,5 +1,10 @@
-"""Expert parallelism in SGLang's native MoE, which it lacks: tokens of experts on other ranks come with the id -1."""
+"""Expert parallelism in SGLang's native MoE, which it lacks: tokens of experts on other ranks come with the id -1.
 
+With data-parallel attention the sums over all ranks' experts go back to those whose tokens they are, for which SGLang
+knows NCCL alone.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,11 +32,20 @@ def moe_forward(layer: Any, x: Tensor, topk_output: Any, moe_runner_config: Any)
     return total
 
 
+def reduce_scatterv(
+    group: Any, input_: Tensor, output: Tensor | None = None, sizes: Sequence[int] | None = None
+) -> Tensor:
+    """This rank's rows of the sum over the group, `sizes` rows a rank, by way of the whole sum."""
+    result: Tensor = group._deterministic_reduce_scatterv(input_, output, sizes)
+    return result
+
+
 def _call(*args: Any) -> Tensor:
     result: Tensor = _native(*args)
     return result
 
 
 def install() -> None:
-    """Puts `moe_forward` in the place of SGLang's own, for the life of the process."""
+    """Puts `moe_forward` and `reduce_scatterv` in the place of SGLang's own, for the life of the process."""
     sg.native_moe_module.moe_forward_native = moe_forward
+    sg.parallel_state.GroupCoordinator.reduce_scatterv = reduce_scatterv
