@@ -46,6 +46,7 @@ def test_the_kv_cache_takes_no_more_than_there_is_room_for() -> None:
     assert options.with_room(whole, spec, 10**9, 100) == whole
     assert options.with_room(whole, spec, 512 * (164 + 300), 100).kv_tokens == 400
     assert options.with_room(replace(whole, tp=2), spec, 512 * (164 + 300), 100).kv_tokens == 864
+    assert options.with_room(replace(whole, tp=2, dp=2), spec, 512 * (164 + 300), 100).kv_tokens == 400
     with pytest.raises(ValueError, match=r"leaves 83967 bytes .* a request of 100 tokens needs 83968 \(512 a token\)"):
         options.with_room(whole, spec, 512 * 164 - 1, 100)
 
@@ -54,12 +55,14 @@ def test_the_kv_cache_holds_the_longest_of_all_running_requests() -> None:
     config = _config(max_running_requests=8)
     config.rollout.max_prompt_length, config.rollout.max_response_length = 30, 70
     assert options.kv_tokens(config) == 800
+    config.rollout.dp = 3
+    assert options.kv_tokens(config) == 300
     config.rollout.sglang.kv_tokens = 500
     assert options.kv_tokens(config) == 500
 
 
 def _options(**changes: object) -> EngineOptions:
-    chosen = {"folder": Path("m"), "dtype": "float32", "device": "cpu", "max_positions": 64, "kv_tokens": 256}
+    chosen = {"folder": tiny_folder("qwen3"), "dtype": "float32", "device": "cpu", "max_positions": 64, "kv_tokens": 256}
     return EngineOptions(**{**chosen, **changes})  # type: ignore[arg-type]
 
 
