@@ -164,12 +164,20 @@ def render(report: Report) -> str:
 
 
 def notes(spec: ModelSpec, parameter_layout: str) -> list[str]:
-    """What the engine's parameter layout leaves in Megatron's own, though the figures alone do not say so."""
-    if parameter_layout != "engine" or spec.mla is None or spec.mla.q_lora_rank is None:
+    """What the figures alone do not say: what the engine's parameter layout leaves in Megatron's own, and what the
+    engine derives from its parameters."""
+    if spec.mla is None:
         return []
+    absorbed = (
+        "latent attention: the absorbed projections, w_kc and w_vc, are views of the engine's kv_b_proj. They take no "
+        "bytes, and nothing has to be rebuilt after a sync"
+    )
+    if parameter_layout != "engine" or spec.mla.q_lora_rank is None:
+        return [absorbed]
     return [
+        absorbed,
         "latent attention: the projections down, linear_q_down_proj and linear_kv_down_proj, stay in Megatron's layout "
-        "in both parameter layouts. The engine has the two as one tensor, so they are never shared"
+        "in both parameter layouts. The engine has the two as one tensor, so they are never shared",
     ]
 
 

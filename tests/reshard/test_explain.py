@@ -138,14 +138,16 @@ def test_options_that_make_no_reshard_are_errors(
     assert message in capsys.readouterr().err
 
 
-def test_projections_down_of_latent_attention_are_told_to_stay_as_megatron_has_them(
+def test_it_is_told_what_becomes_of_the_projections_of_latent_attention(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for variant, latent in (("deepseek_moe", True), ("qwen3_moe", False)):
         sizes = ["--world", "2", "--train", "tp=2,ep=2", "--rollout", "tp=2,ep=2"]
         options = ["--model", str(tiny_folder(variant)), *sizes]
         assert explain.main(options) == 0
-        assert ("linear_q_down_proj" in capsys.readouterr().out) == latent
+        told = capsys.readouterr().out
+        assert ("linear_q_down_proj" in told) == latent
+        assert ("views of the engine's kv_b_proj" in told) == latent
         for layout in ("engine", "megatron"):
             planner, _ = explain.explain(explain._parser().parse_args([*options, "--parameter-layout", layout]))
             assert not any("attention.linear_q_down" in alias.source for alias in planner.aliases(0))

@@ -62,7 +62,13 @@ def test_the_kv_cache_holds_the_longest_of_all_running_requests() -> None:
 
 
 def _options(**changes: object) -> EngineOptions:
-    chosen = {"folder": tiny_folder("qwen3"), "dtype": "float32", "device": "cpu", "max_positions": 64, "kv_tokens": 256}
+    chosen = {
+        "folder": tiny_folder("qwen3"),
+        "dtype": "float32",
+        "device": "cpu",
+        "max_positions": 64,
+        "kv_tokens": 256,
+    }
     return EngineOptions(**{**chosen, **changes})  # type: ignore[arg-type]
 
 
