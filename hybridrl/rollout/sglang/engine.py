@@ -118,8 +118,8 @@ class SGLangEngine(SGLangBase):
         """
         self._require_service("step")
         rows, log_probs = self._scheduler.step(self._live)
-        self._idle_steps = 0 if rows else self._idle_steps + 1
-        if self._live and self._idle_steps >= STALLED_STEPS:
+        self._idle_steps = 0 if rows or not self._live else self._idle_steps + 1
+        if self._idle_steps >= STALLED_STEPS:
             raise RuntimeError(
                 f"SGLang runs none of {len(self._live)} requests; of its KV cache of {self._options.kv_tokens} tokens "
                 f"{self._scheduler.token_to_kv_pool_allocator.available_size()} are free"
