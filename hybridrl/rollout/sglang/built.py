@@ -35,5 +35,11 @@ def checked_parameters(model: torch.nn.Module, layout: Layout, rank: int) -> Liv
 def replica_layout(server_args: Any) -> SGLangLayout:
     """The layout of one replica that was started with these ServerArgs; its ranks count from 0."""
     weights = weight_map(trained_spec(Path(server_args.model_path)))
-    sizes = RolloutSizes(world=server_args.tp_size, tp=server_args.tp_size, ep=server_args.ep_size)
+    sizes = RolloutSizes(
+        world=server_args.tp_size,
+        tp=server_args.tp_size,
+        ep=server_args.ep_size,
+        moe_dense_tp=server_args.moe_dense_tp_size,
+        dp_lm_head=server_args.enable_dp_lm_head,
+    )
     return SGLangLayout(weights, sizes, dtype=server_args.dtype)

@@ -103,7 +103,6 @@ class SGLangEngine(SGLangBase):
         """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
         model = self._scheduler.model_runner.model
         adopt(dict(model.named_parameters(remove_duplicate=False)), tensors)
-        match_trainer(model)
         self._foreign |= tensors.keys()
         own = {name: tensor for name, tensor in self._parameters.items() if name not in self._foreign}
         self._padded = _padded(self._layout, own, dist.get_rank())
@@ -169,6 +168,7 @@ class SGLangEngine(SGLangBase):
     def _begin_service(self, version: int) -> None:
         if not sg.ON_CPU:
             torch.cuda.synchronize()  # the weights were written on the trainer's stream, SGLang reads them on its own
+        match_trainer(self._scheduler.model_runner.model)
         self._flush()
 
     def _queue(self, traces: Mapping[str, Trace]) -> None:

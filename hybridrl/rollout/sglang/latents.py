@@ -16,7 +16,8 @@ def match_trainer(model: torch.nn.Module) -> None:
     parameter. `w_kc` is [heads, qk_nope_head_dim, kv_lora_rank], `w_vc` [heads, kv_lora_rank, v_head_dim], both of the
     rank's heads.
 
-    To be done again where `kv_b_proj` is re-pointed. Models of other attention stay as they are.
+    To be done before weights go into service, since `kv_b_proj` may have been re-pointed. Models of other attention
+    stay as they are.
     """
     for module in model.modules():
         if isinstance(module, sg.DeepseekV2AttentionMLA):

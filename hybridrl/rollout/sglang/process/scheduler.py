@@ -119,6 +119,7 @@ class BesideScheduler(sg.Scheduler):
         """Puts what the parameters hold into service."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        match_trainer(self.tp_worker.model_runner.model)
         self._flush()
         self.record_weight_version_change(version)
 
