@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,32 @@ class Worker:
         return not self.connection.closed and self.process.poll() is None
 
 
-class JudgePool:
+class Pool(ABC):
+    """Judges, wherever they run; started and closed as a context manager."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the workers. Raises ValueError where a judge is refused."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends them."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job]) -> list[Verdict]:
+        """A verdict a job, in order."""
+
+
+class JudgePool(Pool):
     """`size` workers that each know the same judges, given as (name, args)."""
 
     def __init__(
@@ -131,15 +157,6 @@ class JudgePool:
         self._workers: list[Worker] = []
         self._failed_starts = 0
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Starts the workers and waits until they have their judges. Raises ValueError if a judge is refused."""

@@ -7,13 +7,12 @@ lost actor costs its jobs one more try on another; whoever is lost with the seco
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from hybridrl.rewards.pool import START_S, Job, JudgePool, Verdict
+from hybridrl.rewards.pool import START_S, Job, JudgePool, Pool, Verdict
 
 Judges = Sequence[tuple[str, Mapping[str, Any]]]
 
@@ -30,7 +29,7 @@ class Host:
         return self._pool.run(jobs)
 
 
-class RayJudgePool:
+class RayJudgePool(Pool):
     """`size` judging actors; what `JudgePool` is on a machine. The cluster is the one of RAY_ADDRESS."""
 
     def __init__(
@@ -50,15 +49,6 @@ class RayJudgePool:
         self._address = address
         self._hosts: list[Any] = []
         self._owns_connection = False
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Connects, and starts the actors. Raises ValueError without a cluster, and where a judge is refused."""

@@ -5,14 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from hybridrl.config.schema import JudgeConfig, RewardsConfig
-from hybridrl.rewards.pool import Job, JudgePool, Verdict
+from hybridrl.rewards.pool import Job, JudgePool, Pool, Verdict
 from hybridrl.rollout.samples import Sample
-
-if TYPE_CHECKING:
-    from hybridrl.rewards.ray_pool import RayJudgePool
 
 FAILURES = (
     "timeout", "batch_timeout", "died", "memory", "exception", "missing", "invalid", "unsendable", "no_worker",
@@ -81,12 +78,12 @@ class Judges:
         sample.reward = None if sample.failed else self._config.default if broken else total
 
 
-def make_pool(config: RewardsConfig) -> "JudgePool | RayJudgePool":
+def make_pool(config: RewardsConfig) -> Pool:
     """The pool that `rewards.pool` names, not started."""
     kind: Any = JudgePool
     if config.pool == "ray":
         kind = importlib.import_module("hybridrl.rewards.ray_pool").RayJudgePool
-    made: JudgePool | RayJudgePool = kind(
+    made: Pool = kind(
         [(judge.name, judge.args) for judge in config.judges],
         size=config.workers,
         timeout_s=config.timeout_s,
