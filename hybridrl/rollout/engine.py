@@ -33,7 +33,10 @@ class Engine(Protocol):
         """This rank's live parameters (and buffers) under the layout's names; written in place by a weight sync."""
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """One sample a request. Raises EngineStateError while asleep or before the weights are published."""
+        """One sample a request. Replicas without any call it too: they may step together.
+
+        Raises EngineStateError while asleep or before the weights are published.
+        """
 
     def abort(self, which: Collection[tuple[int, int]] | None = None) -> list[Sample]:
         """Ends requests in flight, those of these (prompt id, index) or all; their samples, finished by `ABORT`."""
