@@ -24,7 +24,8 @@ PARTS = ("prompts", "demonstrations", "preferences", "groups", "kl")
 def checkpoints_of(session: "Session") -> Checkpoints:
     """The checkpoints of a run, which know all that is to be saved. The session has made its models already."""
     config, rank = session.config, session.rank
-    found = Checkpoints(config, session.folder, session.note)
+    lend = None if session.supervised else session.hybrid.lend
+    found = Checkpoints(config, session.folder, session.note, lend)
 
     def add(name: str, model: "TrainedModel", counters: str) -> None:
         parts = model.optimizer.inner.chained_optimizers

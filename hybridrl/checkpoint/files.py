@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
@@ -26,15 +26,44 @@ Content = Mapping[str, bytes]
 """Further files: their bytes by name."""
 
 
+class Lent(Protocol):
+    """Copies in host memory that somebody else has made, and keeps as they are until `end`."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The copy of a tensor, None where there is none."""
+
+    def end(self) -> None:
+        """They are not read any more. Called from any thread, maybe more than once."""
+
+
 class HostCopies:
     """Tensors in host memory, as they are at the time of a copy. Room is kept from one save to the next, pinned where
-    tensors come from a GPU."""
+    tensors come from a GPU.
 
-    def __init__(self) -> None:
+    `lend`, called once a save, gives copies that are there already: these are taken as they are.
+    """
+
+    def __init__(self, lend: Callable[[], Sequence[Lent]] | None = None) -> None:
+        self._lend = lend
+        self._lent: Sequence[Lent] = ()
         self._room: dict[Any, torch.Tensor] = {}
 
     def take(self, tensors: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Copies of these, by the same keys; whole when this returns."""
+        """Copies of these, by the same keys; whole when this returns, and to be read until `end`."""
+        self._lent = self._lend() if self._lend is not None else ()
+        lent = {key: self._lent_copy(tensor) for key, tensor in tensors.items()}
+        own = self._copies({key: tensor for key, tensor in tensors.items() if lent[key] is None})
+        return {key: own[key] if copy is None else copy for key, copy in lent.items()}
+
+    def end(self) -> None:
+        """The copies are not read any more."""
+        for one in self._lent:
+            one.end()
+
+    def _lent_copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return next((copy for one in self._lent if (copy := one.of(tensor)) is not None), None)
+
+    def _copies(self, tensors: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
         room: dict[Any, torch.Tensor] = {}
         for key, tensor in tensors.items():
             had = self._room.get(key)

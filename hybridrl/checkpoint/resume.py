@@ -6,11 +6,12 @@ them, and every part of the run has a state.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
+from hybridrl.checkpoint.files import Lent
 from hybridrl.checkpoint.load import load_model, load_states, newest_whole, put_later_aside, what_is_wrong
 from hybridrl.checkpoint.manifest import CheckpointError, Manifest, read_manifest, step_of
 from hybridrl.checkpoint.retention import remove_leftovers
@@ -26,17 +27,24 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 class Checkpoints:
     """Add the models and the parts of the run, then `resume`, then call `safe_point` after each step.
 
-    `note` tells a person something, on rank 0.
+    `note` tells a person something, on rank 0; `lend` gives a save the copies of tensors that are in host memory
+    already.
     """
 
-    def __init__(self, config: Config, run_folder: Path, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        note: Callable[[str], None],
+        lend: Callable[[], Sequence[Lent]] | None = None,
+    ) -> None:
         self._config = config
         self._note = note if dist.get_rank() == 0 else _silent
         own = config.checkpoint.dir
         self.folder = Path(own) if own is not None else run_folder / "checkpoints"
         self.states = States()
         self._models: list[Model] = []
-        self._saver = Saver(self.folder, config.checkpoint, dist.get_rank(), self._note)
+        self._saver = Saver(self.folder, config.checkpoint, dist.get_rank(), self._note, lend)
         self._saved: int | None = None
         """The step of the newest checkpoint of this process, or that it went on from."""
         self.continues = False

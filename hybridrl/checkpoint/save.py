@@ -28,7 +28,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
 
-from hybridrl.checkpoint.files import HostCopies, RankWriter, sync_folder, with_retries
+from hybridrl.checkpoint.files import HostCopies, Lent, RankWriter, sync_folder, with_retries
 from hybridrl.checkpoint.manifest import CheckpointError, Manifest, Written, folder_of, write_manifest
 from hybridrl.checkpoint.optimizer_state import slots, steps_made
 from hybridrl.checkpoint.retention import ASIDE, remove_old
@@ -63,15 +63,22 @@ class _Flight:
 class Saver:
     """Writes checkpoints into `parent`.
 
-    `note` tells a person something, from any thread.
+    `note` tells a person something, from any thread. `lend` is that of `HostCopies`.
     """
 
-    def __init__(self, parent: Path, config: CheckpointConfig, rank: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        parent: Path,
+        config: CheckpointConfig,
+        rank: int,
+        note: Callable[[str], None],
+        lend: Callable[[], Sequence[Lent]] | None = None,
+    ) -> None:
         self.parent = parent
         self._config = config
         self._rank = rank
         self._note = note
-        self._copies = HostCopies() if config.asynchronous else None
+        self._copies = HostCopies(lend) if config.asynchronous else None
         self._flight: _Flight | None = None
         self._late = -1
         """A rank that had not written its part at the last look."""
@@ -160,6 +167,9 @@ class Saver:
             self._retried(flight.writer.write, flight.manifest.step)
         except BaseException as error:  # noqa: BLE001  it is raised where the ranks agree on it
             flight.error = error
+        finally:
+            if self._copies is not None:
+                self._copies.end()
 
     def _commit(self, flight: _Flight) -> Path:
         told: list[Any] = [None] * dist.get_world_size()

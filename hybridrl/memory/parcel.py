@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hybridrl.memory.block import Block
 from hybridrl.memory.lane import Fence, Lane
+from hybridrl.memory.loan import Loan
 from hybridrl.memory.pages import populate_beside
 
 ALIGNMENT = 512
@@ -117,6 +118,7 @@ class Parcel:
         """By address, those that tensors came back to."""
         self._fence: Fence | None = None
         self._returns: list[_Return] = []
+        self._loan: Loan | None = None
         self._pages: threading.Thread | None = None
         self.where = Where.HERE
         self.out, self.back = Traffic(), Traffic()
@@ -130,6 +132,9 @@ class Parcel:
         if self.where in (Where.LEAVING, Where.AWAY):
             return
         self.wait()
+        if self._loan is not None:
+            self._loan.wait()
+            self._loan = None
         pieces = _pieces(groups, self._blocks)
         end = pieces[-1].offset + pieces[-1].nbytes if pieces else 0
         if end > self.section.numel():
@@ -145,6 +150,21 @@ class Parcel:
         self._fence = self._lane.copy([(self._slot(piece), whole(piece.storage)) for piece in pieces])
         self._count(self.out, self._fence)
         self.where = Where.LEAVING
+
+    def lend(self, groups: Iterable[Sequence[Tensor]]) -> Loan:
+        """Copies these tensors' storages away, and leaves them on the device as well.
+
+        The loan's copies are whole when this returns. The section is written again, by what leaves once the tensors
+        were used, only after the loan's end; see `leave` for what else holds.
+        """
+        self.leave(groups)
+        if self.where is not Where.LEAVING:
+            raise ParcelError(f"{self.name}: what is to be lent has left the device; bring it back first")
+        assert self._fence is not None
+        self._fence.wait()
+        _ = self._fence.seconds  # it is the host that reads them: `wait` may hold a stream alone
+        self._loan = Loan((piece.storage, self._slot(piece)) for piece in self._pieces)
+        return self._loan
 
     def left(self) -> None:
         """Waits for the copies and frees the storages: they have 0 bytes afterwards."""

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from hybridrl.memory.ledger import Ledger
+from hybridrl.memory.loan import Loan
 from hybridrl.memory.parcel import Parcel
 from hybridrl.memory.residence import Gradients, ModelResidence, OptimizerState
 from hybridrl.memory.weights import Weights
@@ -145,6 +146,16 @@ class HybridEngine:
             self._weights.wait()
             self._fetch()
             yield
+
+    def lend(self) -> list[Loan]:
+        """While saving: the arena's copies of what has a place there, so that a save need not make its own.
+
+        The next rollout waits for their end before it writes there. Raises PhaseError elsewhere.
+        """
+        if self.phase not in (Phase.SAVING, Phase.TRAINING):
+            raise PhaseError(f"state cannot be lent in {self.phase.value}: enter saving() first")
+        loans = [model.lend() for model in self._models.values()]
+        return [loan for loan in loans if loan is not None]
 
     def take_metrics(self) -> dict[str, float]:
         """What moved since the last call, as `memory/out_*` and `memory/in_*`: bytes, seconds, and those hidden."""

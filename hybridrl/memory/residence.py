@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hybridrl.memory.loan import Loan
 from hybridrl.memory.pages import prefer_large_pages
 from hybridrl.memory.parcel import Parcel, planned_bytes, whole
 
@@ -203,6 +204,10 @@ class ModelResidence:
             self.gradients.release()
         if self.parcel is not None:
             self.parcel.leave(self.state.groups())
+
+    def lend(self) -> Loan | None:
+        """The arena's copy of the state, which stays on the device too; None where it has no place in the arena."""
+        return None if self.parcel is None else self.parcel.lend(self.state.groups())
 
     def released(self) -> None:
         """Until the state has left and its memory is free."""

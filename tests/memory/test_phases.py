@@ -221,6 +221,8 @@ def test_phases_do_not_nest_and_work_out_of_turn_is_refused() -> None:
         pytest.raises(PhaseError, match="the rollout phase cannot begin inside the training phase"),
     ):
         world.hybrid.rollout_phase(1).__enter__()
+    with pytest.raises(PhaseError, match="state cannot be lent in between phases"):
+        world.hybrid.lend()
     with pytest.raises(PhaseError, match="a rollout cannot end in between phases"):
         world.hybrid.end_rollout()
     assert world.hybrid.phase is Phase.BETWEEN
