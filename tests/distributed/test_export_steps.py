@@ -14,8 +14,8 @@ from tests.distributed.test_resume import BY_LENGTH
 
 WORDS = (
     *("recipe=grpo_tiny_moe", "warm_start.steps=2", "warm_start.batch_size=8", "trainer.prompts_per_step=4"),
-    *("rollout.n=4", "rewards.workers=1", "optimizer.lr=1e-2", "trainer.steps=4", "trainer.export_final=false"),
-    *("checkpoint.hf_every=2", BY_LENGTH),
+    *("rollout.n=4", "rewards.workers=1", "optimizer.lr=1e-2", "optimizer.schedule=constant", "trainer.steps=4"),
+    *("checkpoint.hf_every=2", "trainer.export_final=false", BY_LENGTH),
 )
 VOCABULARY = 19
 ROWS = make_rows(VOCABULARY)
