@@ -196,7 +196,9 @@ def test_a_process_of_sglangs_refuses_to_share_what_is_in_another_order() -> Non
     host = scheduler.BesideScheduler.__new__(scheduler.BesideScheduler)
     host.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
     folder = str(tiny_folder("qwen3_moe"))
-    host.server_args = SimpleNamespace(model_path=folder, tp_size=1, ep_size=1, dtype="float32")
+    host.server_args = SimpleNamespace(
+        model_path=folder, tp_size=1, ep_size=1, dtype="float32", moe_dense_tp_size=None, enable_dp_lm_head=False
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sg, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
         with pytest.raises(
