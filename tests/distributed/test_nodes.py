@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.distributed.failing_run import Failure
 from tests.distributed.test_failure import OPTIONS, REPOSITORY, processes_with
 
 SETTINGS = (*OPTIONS, "warm_start.steps=2", "warm_start.batch_size=8", "trainer.steps=2")
@@ -63,7 +64,7 @@ def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("phase", ["rollout", "update"])
 def test_a_node_that_fails_ends_the_other(tmp_path: Path, phase: str) -> None:
-    port, env = free_port(), {"FAIL_PHASE": phase, "HYBRIDRL_TEST_MARK": str(tmp_path)}
+    port, env = free_port(), {"FAIL": Failure(phase).text, "HYBRIDRL_TEST_MARK": str(tmp_path)}
     nodes = [node(i, port, tmp_path, "tests.distributed.failing_run", **env) for i in range(2)]
     deadline = time.monotonic() + 200
     while all(one.poll() is None for one in nodes):
