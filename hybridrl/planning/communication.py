@@ -10,6 +10,7 @@ on; gradients are reduced in float32 and parameters gathered over the replicas (
 
 from dataclasses import dataclass
 
+from hybridrl.config.batch import batch_arithmetic
 from hybridrl.config.schema import Config
 from hybridrl.models.spec import ModelSpec
 from hybridrl.models.weights import ITEM_BYTES, WeightMap
@@ -41,9 +42,7 @@ def communication_seconds(
     recomputed = config.model.recompute == "full"
     passes = forwards + config.trainer.update_epochs * (2 + recomputed)
     forward = _forward(config, weights.spec, sizes, hardware.link, tokens / (sizes.dp * sizes.cp))
-    trainer = config.trainer
-    prompts = trainer.prompts_per_step
-    updates = trainer.update_epochs * (prompts // (trainer.mini_batch_prompts or prompts))
+    updates = batch_arithmetic(config, sizes.world).updates
     return passes * forward + updates * _update(config, weights, sizes, hardware.link)
 
 

@@ -260,16 +260,14 @@ class MegatronLayout:
                 slabs = list(self._layer_slabs[kind.moe])
             slabs = [slab for slab in slabs if kind.role in slab.roles]
             wrong = [slab for slab in slabs if slab.whole_shape(kind.role) != kind.shape]
-            for tensor in tensors if wrong or not slabs else ():
-                if not slabs:
-                    problems.append(f"{tensor.name} ({tensor.role}) has no place")
-                for slab in wrong:
-                    expected = list(slab.whole_shape(tensor.role))
-                    problems.append(f"{tensor.name} has shape {list(tensor.shape)}, {slab.name} takes {expected}")
-        spec = self.weights.spec
+            found = [] if slabs else [f"({kind.role}) has no place"]
+            for slab in wrong:
+                expected = list(slab.whole_shape(kind.role))
+                found.append(f"has shape {list(kind.shape)}, {slab.name} takes {expected}")
+            problems += [f"{tensor.name} {problem}" for tensor in tensors for problem in found]
         if problems:
             more = f" and {len(problems) - 20} more" if len(problems) > 20 else ""
-            raise ValueError(f"{spec.family} in Megatron's layout: " + "; ".join(problems[:20]) + more)
+            raise ValueError(f"{self.weights.spec.family} in Megatron's layout: " + "; ".join(problems[:20]) + more)
 
 
 def _merged(holders: Sequence[Holder]) -> list[Holder]:
