@@ -2,7 +2,8 @@
 
 A compiled program is lists of things that run. Here the giving and taking are put in between, so that the executor need
 not know: pages of the destination are taken just before the first write to them, pages of the source go right after the
-last read. Local copies are cut small and spread over the rounds, in the same order as what is received: so both sides
+last read. Local copies are cut small. What is also sent to others is copied when it is sent for the last time, since
+its pages cannot go before; the rest is spread over the rounds, in the same order as what is received. So both sides
 drain and fill alike, and what they hold together stays close to the larger of the two.
 
 Addresses do not change, only what lies there. Pages that hold anything else, such as storage that both sides share,
@@ -11,14 +12,13 @@ stay.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hybridrl.reshard.compile import Batch, Program, Runnable
+from hybridrl.reshard.compile import Batch, CompiledRound, Program, Runnable
 from hybridrl.reshard.storages import span
 
 Bytes = npt.NDArray[np.int64]
@@ -109,10 +109,8 @@ class Paging:
 
     def __call__(self, program: Program) -> Program:
         """The same program with pages taken and given back. It may run once for each time that the source is whole."""
-        direct = sum(not one.relay for one in program.rounds)
-        before, spread = _spread(self._chunks(program.copies), direct)
-        spread += [[] for _ in program.rounds[direct:]]
-        groups = [[*chunks, one.pack] for one, chunks in zip(program.rounds, spread, strict=True)]
+        before, spread = self._spread(_cut_all(program.copies, self._chunk_bytes), program.rounds)
+        groups = [[one.pack, *chunks] for one, chunks in zip(program.rounds, spread, strict=True)]
         drained = iter(self._drained([*before, *(step for group in groups for step in group)]))
         copies: list[Runnable] = [_Start(self), _Release(self, next(drained))]
         for chunk in before:
@@ -139,26 +137,43 @@ class Paging:
 
     def _drained(self, steps: Sequence[Sequence[Runnable]]) -> list[list[_Range]]:
         """Pages of the source that no step reads, and then those that each step is the last to read."""
+        last = self._last_reads(steps)
+        last[self._kept] = len(steps)
+        return [_ranges(last == number, self.source.page_bytes) for number in range(-1, len(steps))]
+
+    def _spread(
+        self, parts: list["_Part"], rounds: Sequence[CompiledRound]
+    ) -> tuple[list[list[Batch]], list[list[list[Batch]]]]:
+        """Chunks of local copies that run before the first round, and after each round is packed."""
+        direct = sum(not one.relay for one in rounds)
+        if not direct:
+            return self._chunks(parts), [[] for _ in rounds]
+        ordered, pages = self._ordered(parts), _Pages(self.source)
+        sent = self._last_reads([one.pack for one in rounds if not one.relay])
+        ends = np.cumsum([part.write.nbytes for part in ordered]).tolist()
+        found: list[list[_Part]] = [[] for _ in rounds]
+        for part, end in zip(ordered, ends, strict=True):
+            last = pages.most(sent, part.read)
+            found[last if last >= 0 else (end - 1) * direct // ends[-1]].append(part)
+        return [], [self._chunks(each) for each in found]
+
+    def _last_reads(self, steps: Sequence[Sequence[Runnable]]) -> Bytes:
+        """By page of the source, the last step that reads any of it, or -1."""
         last = np.full(len(self._kept), -1)
         for number, step in enumerate(steps):
             pages = _Pages(self.source).touch(tensor for batch in _batches(step) for tensor in batch.reads)
             last[pages.flags()] = number
-        last[self._kept] = len(steps)
-        return [_ranges(last == number, self.source.page_bytes) for number in range(-1, len(steps))]
+        return last
 
-    def _chunks(self, copies: Iterable[Runnable]) -> list[list[Batch]]:
-        """Local copies in parts of at most `chunk_bytes` (or one row), in the order of addresses."""
-        parts = [
-            _Part((read.dtype, write.dtype, read.is_contiguous() and write.is_contiguous()), *pair)
-            for batch in _batches(copies)
-            for write, read in zip(batch.writes, batch.reads, strict=True)
-            for pair in _cut(write, read, self._chunk_bytes)
-        ]
-        parts.sort(key=lambda part: (part.read if self._by_source else part.write).data_ptr())
+    def _ordered(self, parts: list["_Part"]) -> list["_Part"]:
+        return sorted(parts, key=lambda part: (part.read if self._by_source else part.write).data_ptr())
+
+    def _chunks(self, parts: list["_Part"]) -> list[list[Batch]]:
+        """Local copies in the order of addresses, at most `chunk_bytes` of them (or one row) together."""
         chunks: list[list[Batch]] = []
         groups: dict[object, Batch] = {}
         room = 0
-        for part in parts:
+        for part in self._ordered(parts):
             if part.write.nbytes > room:
                 groups, room = {}, self._chunk_bytes
                 chunks.append([])
@@ -198,12 +213,14 @@ def _batches(parts: Iterable[Runnable]) -> Iterator[Batch]:
         yield part
 
 
-def _spread(chunks: list[list[Batch]], rounds: int) -> tuple[list[list[Batch]], list[list[list[Batch]]]]:
-    """Chunks of local copies that run before the first round, and before each round is packed."""
-    if not rounds:
-        return chunks, []
-    borders = [len(chunks) * k // rounds for k in range(rounds + 1)]
-    return [], [chunks[a:b] for a, b in pairwise(borders)]
+def _cut_all(copies: Iterable[Runnable], most: int) -> list[_Part]:
+    """Local copies in parts of at most `most` bytes, or single elements."""
+    return [
+        _Part((read.dtype, write.dtype, read.is_contiguous() and write.is_contiguous()), *pair)
+        for batch in _batches(copies)
+        for write, read in zip(batch.writes, batch.reads, strict=True)
+        for pair in _cut(write, read, most)
+    ]
 
 
 def _cut(write: torch.Tensor, read: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -226,16 +243,28 @@ class _Pages:
 
     def touch(self, tensors: Iterable[torch.Tensor]) -> "_Pages":
         """Adds the pages of these; of those that lie elsewhere, none."""
-        memory = self._memory
         for tensor in tensors:
-            start, stop = span(tensor)
-            if not memory.address <= start < stop <= memory.address + memory.nbytes:
-                continue
-            starts, length = _pieces(tensor, memory.page_bytes)
-            starts += start - memory.address
-            np.add.at(self._change, starts // memory.page_bytes, 1)
-            np.add.at(self._change, (starts + length - 1) // memory.page_bytes + 1, -1)
+            first, last = self._runs(tensor)
+            np.add.at(self._change, first, 1)
+            np.add.at(self._change, last + 1, -1)
         return self
+
+    def most(self, values: Bytes, tensor: torch.Tensor) -> int:
+        """The largest value of the pages that a tensor touches; -1 where it lies elsewhere."""
+        first, last = self._runs(tensor)
+        if not len(first):
+            return -1
+        borders = np.stack([first, last + 1], 1).ravel()
+        return int(np.maximum.reduceat(np.append(values, -1), borders)[::2].max())
+
+    def _runs(self, tensor: torch.Tensor) -> tuple[Bytes, Bytes]:
+        """The first and the last page of each piece of a tensor; none where it lies elsewhere."""
+        memory, (start, stop) = self._memory, span(tensor)
+        if not memory.address <= start < stop <= memory.address + memory.nbytes:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        starts, length = _pieces(tensor, memory.page_bytes)
+        starts += start - memory.address
+        return starts // memory.page_bytes, (starts + length - 1) // memory.page_bytes
 
     def flags(self) -> Flags:
         """Whether each page is touched."""

@@ -106,9 +106,34 @@ def test_each_page_goes_after_its_last_read_and_comes_before_its_first_write() -
         run(one.unpack)
     run(program.echoes)
     assert torch.equal(theirs[: 7 * PAGE], expected)
-    # page 7 goes unread and is padding there; a third and two thirds of the copies run before the rounds are packed
+    # page 7 goes unread and is padding there; a third and two thirds of the copies run in the rounds
     assert recorder.seen == [(7, 1), (4, 2), (4, 4), (0, 6), (0, 8), (0, 8)]
-    assert paging.peak_bytes == 9 * PAGE
+    assert paging.peak_bytes == 8 * PAGE
+
+
+def test_what_is_sent_too_is_copied_when_it_is_sent_for_the_last_time() -> None:
+    """However the bytes that are sent and those that are copied lie to each other."""
+    source, destination = region(12), region(12)
+    ours, theirs = (side.take((12 * PAGE,), torch.uint8) for side in (source, destination))
+    source.commit()
+    staged, pages = torch.zeros(3 * PAGE, dtype=torch.uint8), ours.view(12, PAGE)
+    # Pages 9 and 8 are sent in the first round, 9 and a byte of each of 0 to 3 in the last, the others not at all.
+    packs = [
+        [Batch([staged[: 2 * PAGE]], [ours[8 * PAGE : 10 * PAGE]])],
+        [],
+        [Batch([staged[:PAGE], staged[PAGE : PAGE + 4]], [pages[9], pages[:4, 5]])],
+    ]
+    none = Exchange(staged[:0], staged[:0], [0], [0])
+    rounds = tuple(CompiledRound(tuple(pack), none, (), relay=False) for pack in packs)
+    paging = Paging(source, destination, chunk_bytes=PAGE)
+    program = paging(Program((Batch([theirs], [ours]),), [], rounds, ()))
+    assert [part for part in program.copies if isinstance(part, Batch)] == []
+    copied = []
+    for one in program.rounds:
+        batches = [part for part in one.pack if isinstance(part, Batch)]
+        to = [(write.data_ptr() - destination.address) // PAGE for batch in batches for write in batch.writes]
+        copied.append([page for page in to if 0 <= page < 12])
+    assert copied == [[8], [4, 5, 6, 7], [0, 1, 2, 3, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("by_source", [False, True])
