@@ -65,14 +65,19 @@ class Compiler:
         source, destination: the rank's live tensors; every view of the plan must lie inside them (`view_problems`).
         staging: buffers of the plan's sizes.
         world: ranks of the group that exchanges.
+        gather: on a CPU, rows that are converted are gathered first; without it each copy stands for itself, and all
+            may run in any order.
     """
 
-    def __init__(self, plan: Plan, source: Tensors, destination: Tensors, staging: Staging, world: int) -> None:
+    def __init__(
+        self, plan: Plan, source: Tensors, destination: Tensors, staging: Staging, world: int, *, gather: bool = True
+    ) -> None:
         self.plan = plan
         self.source = {name: tensor.detach() for name, tensor in source.items()}
         self.destination = {name: tensor.detach() for name, tensor in destination.items()}
         self.staging = staging
         self.world = world
+        self._gather = gather
         self._bases: dict[int, torch.Tensor] = {}
         self._keys: dict[tuple[int, torch.dtype], int] = {}
 
@@ -149,7 +154,7 @@ class Compiler:
 
     def _scratch(self, read: torch.Tensor) -> torch.Tensor:
         """Where rows are gathered first: on a CPU, on which converting them in place of that took twice the time."""
-        if read.device.type != "cpu":
+        if not self._gather or read.device.type != "cpu":
             return torch.empty(0, dtype=torch.uint8)
         return self.staging.take_scratch(2 * self.plan.bucket_bytes)
 

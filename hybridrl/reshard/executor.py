@@ -74,7 +74,8 @@ class Executor:
         agree("the reshard cannot be run", self._problems(source, destination, world))
         device = device_of(source, destination)
         self.staging = transport.stage(plan, device, slots)
-        program = Compiler(plan, source, destination, self.staging, world).compile()
+        compiler = Compiler(plan, source, destination, self.staging, world, gather=paging is None)
+        program = compiler.compile()
         self._program = program if paging is None else paging(program)
         self._storages = {"source": Storages(source), "destination": Storages(destination)}
         self._transport = transport

@@ -69,11 +69,11 @@ ENGINES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def training_layout(weights: WeightMap, name: str) -> MegatronLayout:
+def training_layout(weights: WeightMap, name: str, dtype: str = "float32") -> MegatronLayout:
     """The training layout of that name."""
     options = dict(TRAINING[name])
     sizes = {key: options.pop(key) for key in ("world", "tp", "cp", "pp", "ep", "etp") if key in options}
-    return MegatronLayout(weights, ParallelSizes(**sizes), vocab_multiple=4, dtype="float32", **options)
+    return MegatronLayout(weights, ParallelSizes(**sizes), vocab_multiple=4, dtype=dtype, **options)
 
 
 def engine_layout(weights: WeightMap, name: str, dtype: str = "float32") -> Layout:

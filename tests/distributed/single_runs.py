@@ -17,6 +17,7 @@ from hybridrl.memory.single import SingleWeights, WeightsStateError, Where
 from hybridrl.models.families import weight_map
 from hybridrl.reshard.agreement import SyncError
 from hybridrl.reshard.aliasing import adopt_data
+from hybridrl.reshard.compile import torch_dtype
 from hybridrl.reshard.golden import golden_sync
 from hybridrl.reshard.layout import Layout
 from hybridrl.reshard.layouts.sglang import RolloutSizes, SGLangLayout
@@ -86,16 +87,23 @@ def make_single(
     return trained, served, single
 
 
-def there_and_back(spec: str, pairs: Sequence[tuple[str, str]], bucket_bytes: int) -> list[dict[str, Any]]:
+def there_and_back(
+    spec: str, pairs: Sequence[tuple[str, str]], bucket_bytes: int, dtype: str = "float32"
+) -> list[dict[str, Any]]:
     """Three times there and back for each pair, with other weights each time, all of which arrive bit for bit.
+
+    The trainer's dtype is given, the engine's is float32.
 
     Returns, for each pair, the peak of both ways and what it may be without buckets, in bytes.
     """
     rank, weights = dist.get_rank(), weight_map(SPECS[spec])
-    versions = [codes(weights, version) for version in range(3)]
+    versions = [
+        {name: code.to(torch_dtype(dtype)).float() for name, code in codes(weights, version).items()}
+        for version in range(3)
+    ]
     told = []
     for train, engine in pairs:
-        source, destination = training_layout(weights, train), engine_layout(weights, engine)
+        source, destination = training_layout(weights, train, dtype), engine_layout(weights, engine)
         trained, served, single = make_single(source, destination, bucket_bytes)
         ours, theirs = single.region, single.engine_region
         addresses = [t.data_ptr() for t in (*trained.values(), *served.values())]

@@ -37,6 +37,12 @@ def test_an_embedding_that_the_engine_has_twice_comes_back_too(pool: WorkerPool)
     check_peaks(told, 2**12)
 
 
+def test_an_engine_of_a_wider_dtype_gives_the_narrow_weights_back(pool: WorkerPool) -> None:
+    pairs = [("tp2 pp2 vpp2", "tp4 ep4"), ("one", "whole on all"), ("tp4 ep2 etp2, engine's order", "tp4 ep2")]
+    run = {"spec": "moe", "pairs": pairs, "bucket_bytes": 2**12, "dtype": "bfloat16"}
+    check_peaks(pool.run(single_runs.there_and_back, world=4, **run), 2**12)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("train", TRAINING)
 @pytest.mark.parametrize("spec", SPECS)
