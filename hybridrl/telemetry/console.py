@@ -44,7 +44,8 @@ class RunConsole:
         self._steps = steps
         self._console = console or Console()
         self._spent = 0.0
-        self._done = 0
+        self._shown = 0
+        """Steps made since this console began, which a resumed run does not begin at 1."""
 
     def introduce(self, config: Config, spec: ModelSpec, *, device: str, rows: int, dropped: int) -> None:
         """Says what will run: model, ranks, data and the arithmetic of a step."""
@@ -71,20 +72,24 @@ class RunConsole:
         self._console.print(Text.assemble((head, "bold"), text), soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line: the step's metrics, and the time that is left at the pace so far."""
-        self._done, self._spent = step, self._spent + metrics.get("time/step", 0.0)
+        """One line: the step's metrics, generated tokens a second of the whole step, and the time that is left at the
+        pace so far."""
+        seconds = metrics.get("time/step", 0.0)
+        self._shown, self._spent = self._shown + 1, self._spent + seconds
         shown = [
             f"{name} {f'{metrics[key]:.4g}':<9}"
             for key, name in COLUMNS.items()
             if key in metrics and (metrics[key] or key not in _WHERE_NOT_ZERO)
         ]
-        left = _clock(self._spent / step * (self._steps - step))
+        if seconds and "tokens/generated" in metrics:
+            shown.append(f"tokens/s {metrics['tokens/generated'] / seconds:<9.4g}")
+        left = _clock(self._spent / self._shown * (self._steps - step))
         width = len(str(self._steps))
         self.note(f"  {' '.join(shown)} left {left}", head=f"step {step:>{width}}/{self._steps}")
 
     def conclude(self, folder: Path, model: Path | None) -> None:
         """Says where the results are."""
-        self.note(f": {self._done} steps in {_clock(self._spent)}", head="done")
+        self.note(f": {self._shown} steps in {_clock(self._spent)}", head="done")
         places = {
             "metrics": str(folder / "metrics.jsonl"),
             "curves": f"tensorboard --logdir {folder / 'tensorboard'}",

@@ -45,6 +45,18 @@ def test_a_step_is_one_line_and_shows_trouble_only_where_there_is_some() -> None
     assert second.endswith("left 2:00")
 
 
+def test_a_resumed_run_is_reckoned_at_its_own_pace() -> None:
+    run, shown = console(100)
+    run.step(91, {"time/step": 10.0})
+    run.step(92, {"time/step": 20.0, "tokens/generated": 3000.0})
+    run.conclude(Path("out"), None)
+    first, second, done, *_ = shown.getvalue().splitlines()
+    assert first.endswith("left 1:30")
+    assert "tokens/s 150 " in second
+    assert second.endswith("left 2:00")
+    assert done == "done: 2 steps in 0:30"
+
+
 def test_the_end_says_where_things_are() -> None:
     run, shown = console(1)
     run.step(1, {"time/step": 3700.0})
