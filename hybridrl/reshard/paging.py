@@ -121,9 +121,10 @@ class Paging:
             rounds.append(replace(one, pack=tuple(pack), unpack=tuple(self._step(one.unpack))))
         return replace(
             program,
-            copies=(*copies, self._commit(program.fills)),
+            copies=tuple(copies),
+            fills=[],
             rounds=tuple(rounds),
-            echoes=tuple(self._step(program.echoes)),
+            echoes=(self._commit(program.fills), _Zero(program.fills), *self._step(program.echoes)),
         )
 
     def _step(self, parts: Sequence[Runnable], drained: Sequence[_Range] = ()) -> Iterator[Runnable]:
@@ -192,6 +193,17 @@ class _Part(NamedTuple):
     kind: tuple[torch.dtype, torch.dtype, bool]
     write: torch.Tensor
     read: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Zero:
+    """Clears padding, at the end: nothing of the source goes for it."""
+
+    tensors: list[torch.Tensor]
+
+    def run(self) -> None:
+        if self.tensors:
+            torch._foreach_zero_(self.tensors)
 
 
 @dataclass(frozen=True)
