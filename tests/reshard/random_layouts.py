@@ -68,15 +68,16 @@ def _cells(draw: st.DrawFn, tensor: Tensor) -> list[Box]:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, weights: WeightMap, ranks: Sequence[int]) -> ListedLayout:
-    """A layout in which every element is somewhere."""
+def layouts(draw: st.DrawFn, weights: WeightMap, ranks: Sequence[int], *, mixed: bool = False) -> ListedLayout:
+    """A layout in which every element is somewhere. With `mixed` a second copy may have another dtype."""
     layout = ListedLayout(weights, ranks)
     subsets = st.sets(st.sampled_from(list(ranks)), min_size=1, max_size=len(ranks)).map(sorted)
     for tensor in weights:
         for copy in range(draw(st.integers(1, 2))):
-            dtype = "float32" if draw(st.booleans()) and not layout.listed.get(tensor.name) else None
             known = layout.listed.get(tensor.name)
-            dtype = layout.shapes[known[0].piece.param].dtype if known else dtype or "bfloat16"
+            wide = draw(st.booleans())
+            dtype = "float32" if wide else "bfloat16"
+            dtype = layout.shapes[known[0].piece.param].dtype if known and not mixed else dtype
             for number, box in enumerate(_cells(draw, tensor)):
                 lead, pad = draw(st.integers(0, 1)), draw(st.integers(0, 2))
                 at = draw(st.integers(0, pad))

@@ -9,26 +9,13 @@ from hybridrl.memory.region import Region
 from hybridrl.reshard.compile import Batch, CompiledRound, Program, Runnable
 from hybridrl.reshard.paging import Paging, _Pages
 from hybridrl.reshard.transports import Exchange
+from tests.reshard.poison import PoisonPages, poison_region
 
-PAGE = 64
-
-
-class Pages:
-    """Pages of 64 bytes over ordinary memory; full of 255 where they were given back."""
-
-    page_bytes = PAGE
-
-    def __init__(self, nbytes: int) -> None:
-        self.base = torch.full((nbytes,), 255, dtype=torch.uint8)
-
-    def take(self, start: int, stop: int) -> None: ...
-
-    def give(self, start: int, stop: int) -> None:
-        self.base[start:stop] = 255
+PAGE = PoisonPages.page_bytes
 
 
 def region(pages: int) -> Region:
-    return Region(pages * PAGE, pages=Pages(pages * PAGE))  # type: ignore[arg-type]
+    return poison_region(pages * PAGE)
 
 
 def views() -> list[torch.Tensor]:
