@@ -50,6 +50,7 @@ def _cycles(count: int, kv_tokens: int) -> dict[str, Any]:
             assert places == [buffer.data_ptr() for buffer in engine._kv._buffers]
             for name, tensor in engine.parameters().items():
                 tensor.copy_(weights[name])
+            engine.wake()  # it is awake: the weights stay
             engine.publish(version)
             same.append(support.tokens(engine.generate(requests)) == expected)
             awake.append(_rss())

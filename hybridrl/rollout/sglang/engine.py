@@ -12,7 +12,6 @@ Overlapped scheduling and CUDA graphs are off here, since weights and KV memory 
 keep their old addresses.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hybridrl.reshard.layouts.sglang import SGLangLayout
 from hybridrl.rollout.engine import EngineStateError
 from hybridrl.rollout.parameters import OwnStorages, adopt
 from hybridrl.rollout.samples import Finish
@@ -74,8 +72,6 @@ class SGLangEngine(SGLangBase):
         self._kv = KvMemory(self._scheduler.model_runner)
         model = self._scheduler.model_runner.model
         self._parameters: Mapping[str, Tensor] = checked_parameters(model, layout, rank)
-        self._padded = _padded(layout, self._parameters, rank)
-        self._zero_padding()
         match_trainer(model)
         self._own = OwnStorages(self._parameters.values()) if release_weights else None
         """The weights' storage that `sleep` gives back: all but the trainer's."""
@@ -104,10 +100,8 @@ class SGLangEngine(SGLangBase):
         model = self._scheduler.model_runner.model
         adopt(dict(model.named_parameters(remove_duplicate=False)), tensors)
         self._foreign |= tensors.keys()
-        own = {name: tensor for name, tensor in self._parameters.items() if name not in self._foreign}
-        self._padded = _padded(self._layout, own, dist.get_rank())
         if self._own is not None:
-            self._own.keep(own.values())
+            self._own.keep(tensor for name, tensor in self._parameters.items() if name not in self._foreign)
 
     def step(self) -> int:
         """Runs one batch; the number of requests still in flight. Raises as `generate` does.
@@ -160,7 +154,6 @@ class SGLangEngine(SGLangBase):
     def _restore_weights(self) -> None:
         if self._own is not None:
             self._own.restore()
-            self._zero_padding()
 
     def _restore_cache(self) -> None:
         self._kv.restore()
@@ -213,19 +206,6 @@ class SGLangEngine(SGLangBase):
         if trace.finish is not None:
             self._done[req.rid] = self._live.pop(req.rid)
 
-    @torch.no_grad()
-    def _zero_padding(self) -> None:
-        for tensor in self._padded:
-            tensor.zero_()
-
     def _flush(self) -> None:
         if not self._scheduler.flush_cache(empty_cache=False):
             raise EngineStateError("SGLang did not flush its prefix cache: it holds requests that are unknown here")
-
-
-def _padded(layout: SGLangLayout, parameters: Mapping[str, Tensor], rank: int) -> list[Tensor]:
-    """Parameters with elements that no sync writes, such as rows of a padded vocabulary."""
-    covered: Counter[str] = Counter()
-    for piece in layout.pieces(rank):
-        covered[piece.param] += piece.box.size
-    return [tensor for name, tensor in parameters.items() if covered[name] < tensor.numel()]
