@@ -24,12 +24,12 @@ class Staging:
 
     def tensors(self) -> list[torch.Tensor]:
         """All buffers."""
-        return [*self.send, *self.receive]
+        return [*self.send, *self.receive, self.scratch]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(buffer.numel() for buffer in (*self.send, *self.receive, self.scratch))
+        return sum(buffer.numel() for buffer in self.tensors())
 
     def take_scratch(self, limit: int) -> torch.Tensor:
         """The scratch, taken when first asked for: a part of a core's cache, if all buffers stay within the limit."""

@@ -76,6 +76,7 @@ def test_rows_are_gathered_before_they_are_converted_where_staging_has_room(buck
         assert_same(fast, slow)
     scratch = sync.executor.staging.scratch
     assert 0 < scratch.numel() == sync.executor.staging.nbytes <= 2 * bucket_bytes
+    assert any(buffer is scratch for buffer in sync.executor.staging.tensors())  # the ledger counts it too
     gathers = [
         b
         for b in sync.executor._program.copies
