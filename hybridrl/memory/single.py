@@ -161,11 +161,12 @@ class SingleWeights:
 
     def _move(self, to: Where) -> dict[str, float]:
         executor, paging = self._executors[to], self._paging[to]
+        origin, self.where = self.where, Where.NOWHERE  # and so it stays if anything ends this half-way, Ctrl-C too
         try:
             executor.run(self._version)
         except SyncError as error:
-            if error.touched:
-                self.where = Where.NOWHERE
+            if not error.touched:
+                self.where = origin
             raise
         paging.destination.commit(0, paging.destination.nbytes)  # alignment, which belongs to no parameter
         self.region.trim()
