@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hybridrl.checkpoint.huggingface_export import export_weights
 from hybridrl.checkpoint.resume import Checkpoints
+from hybridrl.checkpoint.settings import Settings
 from hybridrl.checkpoint.shards import Model
 from hybridrl.checkpoint.states import RandomStates
 from hybridrl.parallel import groups
@@ -37,6 +38,7 @@ def checkpoints_of(session: "Session") -> Checkpoints:
         add("critic", session.critic, "critic_optimizer")
     if session.reference is not None and config.warm_start.steps:  # else it is the model's folder
         found.add(Model("reference", session.trained.layout, rank, session.reference.tensors))
+    found.states.add("settings", Settings(config, session.note))
     found.states.add("random", RandomStates(groups.random_states()), per_rank=True)
     for name in PARTS:
         if hasattr(session, name):

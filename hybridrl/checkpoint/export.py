@@ -88,7 +88,10 @@ def export_checkpoint(
     if problems := file_problems(folder, manifest.files, manifest.files):
         raise CheckpointError(f"{folder} is not whole: {'; '.join(problems)}")
     tensors = CheckpointTensors(folder)
-    layout = _AsStored(_weights(tensors, source), [0])
+    weights = _weights(tensors, source)
+    if differing := _differences(tensors, weights):
+        raise WeightError(f"{folder} is not of the model of {source}", differing)
+    layout = _AsStored(weights, [0])
     layout.tensors = tensors
     export_weights(out, layout, tensors, 0, source=source, dtype=dtype, max_shard_bytes=max_shard_bytes)
 
@@ -101,15 +104,33 @@ def _weights(tensors: CheckpointTensors, source: Path) -> WeightMap:
     return next((one for one in found if {t.name for t in one} == set(tensors)), found[0])
 
 
+def _differences(tensors: CheckpointTensors, weights: WeightMap) -> list[str]:
+    """Tensors that only one of the checkpoint and the model has, or that have another shape there."""
+    names = {t.name for t in weights}
+    found = [f"tensor {t.name} is not in the checkpoint" for t in weights if t.name not in tensors]
+    found += [f"tensor {name} is in the checkpoint only" for name in tensors if name not in names]
+    saved = {t.name: tensors.described(t.name).shape for t in weights if t.name in tensors}
+    return found + [
+        f"tensor {t.name} has shape {list(saved[t.name])} in the checkpoint, {list(t.shape)} in the model"
+        for t in weights
+        if saved.get(t.name, t.shape) != t.shape
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m hybridrl.checkpoint.export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="a folder step-…, or a folder of them: the newest is taken")
     parser.add_argument("out", type=Path, help="the folder to make")
     parser.add_argument("--source", required=True, help="model.path of the run: configuration and tokenizer")
-    parser.add_argument("--dtype", default=SOURCE, help="of the files: source (as the model's), float32, bfloat16")
-    parser.add_argument("--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, help="size of one file")
+    dtypes = (SOURCE, "float32", "bfloat16")
+    parser.add_argument("--dtype", default=SOURCE, choices=dtypes, help="of the files; source: as the model's")
+    parser.add_argument(
+        "--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, help="size of one file, a tensor at least"
+    )
     given = parser.parse_args(arguments)
+    if given.max_shard_bytes < 1:
+        parser.error(f"--max-shard-bytes={given.max_shard_bytes}: must be at least 1")
     folder = given.checkpoint
     if step_of(folder) is None:
         inner = folder / "checkpoints"

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hybridrl.checkpoint.manifest import (
     CheckpointError,
@@ -18,7 +19,7 @@ from hybridrl.checkpoint.manifest import (
     read_manifest,
     step_of,
 )
-from hybridrl.checkpoint.optimizer_state import MASTER, prepare, slots
+from hybridrl.checkpoint.optimizer_state import MASTER, moments, prepare, slots
 from hybridrl.checkpoint.save import STATE_FILE
 from hybridrl.checkpoint.shards import Model, Shards
 from hybridrl.models.weights import Piece
@@ -95,6 +96,7 @@ def load_model(folder: Path, manifest: Manifest, model: Model, *, optimizer: boo
     shards = model.weights(owned=False)
     if optimizer:
         _check_masters(folder, saved["kinds"], model)
+        _check_moments(folder, saved["kinds"], model)
         kinds = [kind for kind in saved["kinds"] if kind != MASTER]
         prepare(model.optimizer, kinds, saved["step"])
         shards |= model.optimizer_state(owned=False)
@@ -119,12 +121,25 @@ def _check_masters(folder: Path, kinds: Sequence[str], model: Model) -> None:
         )
 
 
+def _check_moments(folder: Path, kinds: Sequence[str], model: Model) -> None:
+    """Raises CheckpointError, on all ranks, where the moments are another optimizer's. One without a step has none."""
+    wanted = [moments(model.optimizer)] * dist.get_world_size()
+    dist.all_gather_object(wanted, moments(model.optimizer))
+    ours, saved = set().union(*wanted), set(kinds) - {MASTER}
+    if saved and saved != ours:
+        raise CheckpointError(
+            f"{folder} holds the moments {', '.join(sorted(saved))} of {model.name}, and this run's optimizer keeps "
+            f"{', '.join(sorted(ours)) or 'none'}: resume with the optimizer of the saved run, or start from its "
+            "weights (checkpoint.load=weights)"
+        )
+
+
 def _read(folder: Path, name: str, shards: Shards) -> None:
     """Fills the shards' tensors, in place."""
     named = {f"{key}@{index}": shard for key, some in shards.items() for index, shard in enumerate(some)}
     try:
         dist_checkpointing.load(named, str(folder), validate_access_integrity=False)
-    except (KeyError, CheckpointingException, ValueError, RuntimeError) as error:
+    except (KeyError, CheckpointingException, CheckpointException, ValueError, RuntimeError) as error:
         text = str(error)
         raise CheckpointError(
             f"{folder} does not hold this run's {name}: {text[:500]}{'…' if len(text) > 500 else ''}; model, "

@@ -85,6 +85,19 @@ def _pairs(part: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, tuple[int, i
     yield from ((param, main, (0, param.numel()), None) for param, main in pairs)
 
 
+def moments(parts: Sequence[Any]) -> set[str]:
+    """Kinds of moments that the optimizer keeps of each parameter once it has made a step; none on a rank without."""
+    found: set[str] = set()
+    for part in parts:
+        if part.is_stub_optimizer:
+            continue
+        if "SGD" not in type(part.optimizer).__name__:  # torch's, Apex's or Transformer Engine's
+            found |= {"exp_avg", "exp_avg_sq"}
+        elif any(group["momentum"] for group in part.optimizer.param_groups):
+            found.add("momentum_buffer")
+    return found
+
+
 def steps_made(parts: Sequence[Any]) -> int:
     """Steps that the moments have seen: one number for all parameters; 0 where there are no moments.
 

@@ -97,6 +97,24 @@ def test_what_a_name_calls_a_secret_is_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("hf_" + "a1" * 17, "<hidden>"),
+        ("Bearer sk-proj-" + "x_1-" * 8 + "z", "Bearer <hidden>"),
+        ("postgres://me:word@host/rows", "postgres://<hidden>@host/rows"),
+        ("http://host:8000/judge", "http://host:8000/judge"),
+        ("hf_short task-disk-" + "a" * 30, "hf_short task-disk-" + "a" * 30),
+    ],
+)
+def test_what_looks_like_a_secret_is_not_saved_under_any_name(tmp_path: Path, text: str, written: str) -> None:
+    config = Config()
+    config.rewards.judges = [JudgeConfig(name="m:f", args={"server": text})]
+    assert (
+        yaml.safe_load(save_config(config, tmp_path).read_text())["rewards"]["judges"][0]["args"]["server"] == written
+    )
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["recipe=grpo_tiny_moe"],

@@ -178,6 +178,35 @@ def test_a_named_checkpoint_starts_a_run_of_its_own(pool: WorkerPool, tmp_path: 
         launch(pool, tmp_path / "fourth", "trainer.steps=3", named, "recipe=sft_tiny_moe")
 
 
+def test_what_a_run_cannot_go_on_with_is_told(pool: WorkerPool, tmp_path: Path) -> None:
+    launch(pool, tmp_path / "run", "trainer.steps=2")
+    with pytest.raises(
+        WorkerError, match=r"moments exp_avg, exp_avg_sq of policy, and this run's optimizer keeps none"
+    ):
+        launch(pool, tmp_path / "run", "trainer.steps=3", "optimizer=sgd")
+    with pytest.raises(WorkerError, match=r"CheckpointError: .*does not hold this run's policy"):
+        launch(pool, tmp_path / "run", "trainer.steps=3", "model.path=builtin:tiny_glm4")
+
+
+def notes_of(overrides: list[str]) -> list[str]:
+    """What a run says on this rank's console beside its steps."""
+    from hybridrl.telemetry.console import RunConsole
+
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunConsole, "note", lambda _, text, head="": said.append(head + text))
+        train(overrides)
+    return said
+
+
+def test_settings_that_changed_are_told(pool: WorkerPool, tmp_path: Path) -> None:
+    launch(pool, tmp_path / "run", "trainer.steps=2")
+    words = [*SMALL, f"trainer.output_dir={tmp_path / 'run'}", "trainer.ranks_per_node=2", "checkpoint.every=2"]
+    found = pool.run(notes_of, world=2, overrides=[*words, "trainer.steps=3", "optimizer.lr=1e-3", "rollout.n=2"])
+    told = "not made with: rollout.n=2 (was 4); optimizer.lr=0.001 (was 0.003); trainer.steps=3 (was 2)"
+    assert [told in " ".join(said) for said in found] == [True, False]
+
+
 def test_the_metrics_of_a_finished_run_stay(pool: WorkerPool, tmp_path: Path) -> None:
     first = launch(pool, tmp_path / "run", "trainer.steps=2")
     assert launch(pool, tmp_path / "run", "trainer.steps=2") == first
@@ -185,7 +214,9 @@ def test_the_metrics_of_a_finished_run_stay(pool: WorkerPool, tmp_path: Path) ->
     assert read_metrics(tmp_path / "run.1" / "metrics.jsonl") == first
 
 
-def test_a_checkpoint_is_exported_as_the_run_exports_its_model(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_checkpoint_is_exported_as_the_run_exports_its_model(
+    pool: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     launch(pool, tmp_path / "run", "trainer.steps=2")
     words = [
         str(tmp_path / "run"),
@@ -202,3 +233,6 @@ def test_a_checkpoint_is_exported_as_the_run_exports_its_model(pool: WorkerPool,
     theirs = weights(tmp_path / "run")
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)
+    assert export.main([str(tmp_path / "run"), str(tmp_path / "other"), "--source", "builtin:tiny_glm4"]) == 1
+    assert "tensor model.layers.0.self_attn.q_proj.bias is not in the checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
