@@ -5,12 +5,14 @@ Exit status: 0 the recipe fits its hardware, 2 its configuration cannot run, 3 i
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridrl.config.compose import compose_all
+from hybridrl.config.save import without_secrets
 from hybridrl.config.schema import Config
 from hybridrl.config.validate import validate
 from hybridrl.config.validate.bounds import CHOICES
@@ -71,7 +73,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if options.config_dir is not None and not Path(options.config_dir).is_dir():
+        parser.error(f"--config-dir={options.config_dir}: no such folder")
+    for name in ("json", "html"):
+        if (path := getattr(options, name)) is not None and not _writable(path):
+            parser.error(f"--{name}={path}: cannot be written; expected the name of a file in a folder of yours")
     prepared = prepare(options.overrides, options.config_dir)
     found: Estimate | None = None
     errors = list(prepared.errors)
@@ -91,8 +99,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(render(found, advice, choices))
     _write_json(options.json, as_json(found, advice, choices))
     if options.html is not None:
-        write_page(options.html, " ".join(options.overrides), found, advice, choices)
+        write_page(options.html, " ".join(map(_shown, options.overrides)), found, advice, choices)
     return FITS if found.fits else TOO_LARGE
+
+
+def _writable(path: Path) -> bool:
+    """Whether a file can be made there, with the folders above it that are missing."""
+    standing = next(folder for folder in path.absolute().parents if folder.exists())
+    return not path.is_dir() and standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)
+
+
+def _shown(override: str) -> str:
+    """An override as a page shows it, without secrets; of a section only that it is set."""
+    key, separator, value = override.partition("=")
+    name = key.rpartition(".")[2]
+    return f"{key}{separator}{'{…}' if '{' in value else without_secrets({name: value})[name]}"
 
 
 def _write_json(path: Path | None, content: object) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,19 @@ def read(folder: Path, step: int | None) -> list[dict[str, Any]]:
     if not chosen:
         known = ", ".join(str(int(file.stem.removeprefix("step-"))) for file in files[-20:])
         raise FileNotFoundError(f"{rollouts} has no samples of step {step}; steps there: {known or 'none'}")
-    return [json.loads(line) for line in chosen[0].read_text(encoding="utf-8").splitlines()]
+    return list(_whole(chosen[0]))
+
+
+def _whole(file: Path) -> Iterator[dict[str, Any]]:
+    """The samples of a file, but for lines that are cut short or broken, which are told."""
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+        try:
+            sample = json.loads(line or "null")
+        except json.JSONDecodeError as error:
+            print(f"{file}:{number} is left out, it is no whole line of JSON: {error}", file=sys.stderr)
+        else:
+            if sample is not None:
+                yield sample
 
 
 def show(sample: dict[str, Any], console: Console) -> None:
@@ -35,7 +47,7 @@ def show(sample: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble((head, "bold"), numbers), soft_wrap=True)
     console.print(Text.assemble((sample["prompt"], "dim"), (sample["response"], "cyan")), soft_wrap=True)
     if sample["answer"] is not None:
-        console.print(Text.assemble("answer: ", (sample["answer"], "green")), soft_wrap=True)
+        console.print(Text.assemble("answer: ", (str(sample["answer"]), "green")), soft_wrap=True)
     console.print()
 
 

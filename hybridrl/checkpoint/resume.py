@@ -19,6 +19,7 @@ from hybridrl.checkpoint.save import Saver
 from hybridrl.checkpoint.shards import Model
 from hybridrl.checkpoint.states import States, per_rank
 from hybridrl.config.schema import Config
+from hybridrl.config.suggest import hint
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun: how often it has started ranks again for a failure on this node."""
@@ -104,7 +105,13 @@ class Checkpoints:
         Raises CheckpointError, on all ranks, where a checkpoint could not be written.
         """
         if self.due(step, save):
-            metric = metrics.get(self._config.checkpoint.best_metric or "")
+            wanted = self._config.checkpoint.best_metric
+            if wanted is not None and wanted not in metrics:
+                self._note(
+                    f"checkpoint.best_metric={wanted} is no metric of step {step}, which cannot be the best then; "
+                    f"{hint(wanted, metrics.keys())}"
+                )
+            metric = metrics.get(wanted or "")
             finite = metric if metric is not None and math.isfinite(metric) else None
             self._saver.start(step, self._models, self.states.collect(), finite)
             self._saved = step

@@ -29,6 +29,12 @@ from hybridrl.config.suggest import closest
 PRIMARY = "hybridrl"
 """The primary file, which hydra composes with the schema (for `--cfg`)."""
 _GROUPS = "hybridrl_groups"
+FACTS = {
+    "model": "the sizes that model.facts names; a model is chosen by model.path",
+    "hardware": "what plan.hardware names",
+    "interconnect": "the links that a file of conf/hardware names",
+}
+"""Folders of `conf/` that hold facts for the dry run and no settings."""
 _FILE_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError)
 
 ConfigStore.instance().store(name="hybridrl_schema", node=Config, provider="hybridrl")
@@ -117,6 +123,9 @@ def _exists(override: Override, loader: ConfigLoaderImpl, problems: list[Problem
     if override.is_sweep_override():
         problems.append(Problem((group,), f"{line}: a sweep; a run takes one value of {group}"))
         return False
+    if group in FACTS:
+        problems.append(Problem((group,), f"{line}: conf/{group} holds {FACTS[group]}"))
+        return False
     name = override.value()
     options = ", ".join(loader.get_group_options(group))
     if not isinstance(name, str) or override.is_delete():
@@ -138,12 +147,21 @@ def _load(loader: ConfigLoaderImpl, chosen: list[Override], problems: list[Probl
         files = loader.load_configuration(_GROUPS, lines, RunMode.RUN, from_shell=False)
         OmegaConf.set_struct(files, False)
         files.pop("hydra")
+        _check_package(files, problems)
         tree.merge_with(files)
     except _FILE_ERRORS as error:
         reasons = (" ".join(str(e).split()) for e in (error, error.__cause__) if e is not None)
         problems.append(Problem((), "the configuration files cannot be merged: " + ": ".join(filter(None, reasons))))
         return OmegaConf.create(asdict(Config())), False
     return tree, True
+
+
+def _check_package(files: DictConfig, problems: list[Problem]) -> None:
+    """What a recipe sets without its first line stands under `recipe`, where nothing looks for it."""
+    if files.pop("recipe", None) is not None:
+        problems.append(
+            Problem(("recipe",), "recipe: a recipe sets nothing without the first line `# @package _global_`; add it")
+        )
 
 
 def _settable(override: Override, problems: list[Problem]) -> bool:

@@ -57,7 +57,16 @@ def _rows(config: DataConfig, path: Path) -> Iterator[Row]:
         yield from _saved_dataset(path, config.split)
         return
     for file in _files(config, path):
-        yield from _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
+        try:
+            yield from _parquet(file) if _is_parquet(config, file) else _jsonl(file)
+        except DataError as error:
+            raise DataError(f"data.path={config.path}: {error}") from error
+
+
+def _is_parquet(config: DataConfig, file: Path) -> bool:
+    """By the name's ending, or where that says nothing by the source."""
+    known = {suffix for suffixes in _SUFFIXES.values() for suffix in suffixes}
+    return file.suffix == ".parquet" or (file.suffix not in known and config.source == "parquet")
 
 
 def _files(config: DataConfig, path: Path) -> list[Path]:
@@ -70,7 +79,8 @@ def _files(config: DataConfig, path: Path) -> list[Path]:
     else:
         found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
     if not found:
-        raise DataError(f"data.path={config.path}: found no {' or '.join(suffixes)} file there")
+        saved = "; expected a folder of Dataset.save_to_disk, or of such files" if config.source == "dataset" else ""
+        raise DataError(f"data.path={config.path}: found no {' or '.join(suffixes)} file there{saved}")
     if config.source == "dataset" and (other := [file for file in found if file.suffix not in suffixes]):
         raise DataError(f"data.path={config.path}: {other[0]} is neither {' nor '.join(suffixes)}")
     return found

@@ -14,6 +14,9 @@ from hybridrl.planning.memory import RankMemory, rank_memory
 from hybridrl.planning.switches import Reshard, Switch
 from hybridrl.planning.work import params_of
 
+MAX_RANKS = 8192
+"""The bytes between every two ranks are held: for so many in 9 GB, within a minute."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -85,9 +88,15 @@ def estimate(config: Config, weights: WeightMap, hardware: Hardware, *, cuda: bo
     """The dry run of a configuration that passed `validate`. Pure; seconds on a laptop.
 
     `weights` are `planning.layouts.trained_weights`. `cuda` says whether ranks run Transformer Engine's modules.
-    Raises ValueError for layouts that make no reshard.
+    Raises ValueError for layouts that make no reshard, and for more than `MAX_RANKS` ranks with rollouts.
     """
     layouts = Layouts(config, weights, cuda)
+    if not is_supervised(config) and layouts.world > MAX_RANKS:
+        raise ValueError(
+            f"trainer.nodes={config.trainer.nodes} · trainer.ranks_per_node={config.trainer.ranks_per_node} = "
+            f"{layouts.world:,} ranks: the dry run of a rollout reckons with every pair of ranks, up to {MAX_RANKS:,}; "
+            "plan fewer nodes, with as many prompts a node"
+        )
     reshard = None if is_supervised(config) else Reshard(config, layouts, hardware)
     ranks = [rank_memory(config, layouts, reshard, hardware, rank) for rank in layouts.stage_ranks()]
     fullest = max(ranks, key=lambda one: one.peak)

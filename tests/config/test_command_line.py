@@ -49,7 +49,15 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def test_the_task_gets_what_was_composed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*ONE, "optimizer.lr=1e-5", "data.task_args.a=1", "+rewards.judges.0.args.b=2", "data.task_args.a=2"]
+    problems = ["data.source=reasoning_gym", "data.path=null", "data.task=chain_sum"]
+    words = [
+        *ONE,
+        *problems,
+        "optimizer.lr=1e-5",
+        "data.task_args.a=1",
+        "+rewards.judges.0.args.b=2",
+        "data.task_args.a=2",
+    ]
     start(monkeypatch, *words)
     assert json.loads(capsys.readouterr().out) == asdict(compose(words))
 

@@ -53,6 +53,8 @@ def problems(*overrides: str) -> list[str]:
         ("trainer.name=${nothing.there}", ["trainer.name", "nothing.there"]),
         ("recipe=grpo_tiny_mo", ["there is no recipe 'grpo_tiny_mo'", "did you mean 'grpo_tiny_moe'", "sft_tiny_moe"]),
         ("algorithm=ppo2", ["there is no algorithm 'ppo2'", "dr_grpo"]),
+        ("model=qwen3_8b", ["model=qwen3_8b: conf/model holds the sizes", "model.facts", "model.path"]),
+        ("hardware=h200", ["hardware=h200: conf/hardware holds what plan.hardware names"]),
         ("optimizer=null", ["optimizer=null: expected the name of one optimizer", "adam"]),
         ("recipe=a,b", ["recipe=a,b: a sweep"]),
         ("trainer.seed=1,2", ["trainer.seed=1,2: a sweep", "[…,…]"]),
@@ -66,6 +68,13 @@ def test_a_mistake_is_named(override: str, words: list[str]) -> None:
     found = "\n".join(problems(override))
     for word in words:
         assert word in found
+
+
+def test_a_recipe_without_its_first_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("defaults: [/recipe/grpo_tiny_moe, _self_]\ntrainer: {steps: 4}\n")
+    found = [problem.text for problem in compose_all(["recipe=mine"], str(tmp_path)).problems]
+    assert found == ["recipe: a recipe sets nothing without the first line `# @package _global_`; add it"]
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

@@ -32,7 +32,12 @@ WRONG = [
     (1, "algorithm=distill", ["algorithm.name=distill needs teacher.path"]),
     (1, "teacher.path=builtin:tiny_moe", ["teacher.path=builtin:tiny_moe has no effect with algorithm.name=grpo"]),
     (1, f"{PPO} critic.path=nowhere", ["critic.path=nowhere: is no folder"]),
-    (1, "rewards.judges=[{name: reward_model}]", ["rewards.judges[0].args={}: a reward_model takes one argument"]),
+    (1, "rewards.judges=[{name: reward_model}]", ["rewards.judges[0].args: found none; a reward_model takes one"]),
+    (
+        1,
+        "rewards.judges=[{name: reward_model, args: {api: word}}]",
+        ["rewards.judges[0].args: found api; a reward_model"],
+    ),
     (
         1,
         "rewards.judges=[{name: reward_model, args: {path: nowhere}}]",

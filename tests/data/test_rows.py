@@ -145,3 +145,10 @@ def test_tiny_sums_are_made_once_and_whole(tmp_path: Path) -> None:
     before = made.stat().st_mtime_ns
     assert builtin.resolve("builtin:tiny_sums", tmp_path) == str(made)
     assert made.stat().st_mtime_ns == before
+
+
+def test_parquet_by_any_other_name(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "rows.pq", ROWS)
+    assert fields(DataConfig(source="parquet", path=str(file))) == ROWS
+    with pytest.raises(DataError, match=r"data.path=.*rows.pq: .*rows.pq:1: not a line of JSON"):
+        load_rows(DataConfig(path=str(file)))

@@ -240,3 +240,35 @@ def test_experts_across_nodes_cost_more_than_within_one() -> None:
     near, far = (planned(QWEN, "trainer.nodes=4", f"parallel.ep={ep}").step.communication for ep in (8, 32))
     assert far > 2 * near
     assert planned(QWEN, "trainer.nodes=4", "parallel.tp=1", "parallel.ep=8").step.communication < near
+
+
+@pytest.mark.parametrize("name", ["--json", "--html"])
+def test_a_place_that_cannot_be_written_to_is_told_before_any_work(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "plan"):
+        with pytest.raises(SystemExit, match="2"):
+            main([QWEN, name, str(path)])
+        printed = capsys.readouterr()
+        assert f"{name}={path}: cannot be written" in printed.err
+        assert printed.out == ""
+
+
+def test_a_folder_of_recipes_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([QWEN, "--config-dir", "nowhere"])
+    assert "--config-dir=nowhere: no such folder" in capsys.readouterr().err
+
+
+def test_more_ranks_than_can_be_held_in_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([QWEN, "trainer.nodes=2000", "trainer.prompts_per_step=32000"]) == WRONG
+    assert "16,000 ranks" in capsys.readouterr().out
+
+
+def test_a_page_shows_no_secrets(tmp_path: Path) -> None:
+    words = ["rewards.judges=[{name: 'm:f', args: {api_key: word-1}}]", "+rewards.judges.0.args.auth_token=word-2"]
+    assert main(["recipe=grpo_tiny_moe", *words, "--html", str(tmp_path / "a.html")]) == FITS
+    html = (tmp_path / "a.html").read_text()
+    assert "recipe=grpo_tiny_moe rewards.judges={…} +rewards.judges.0.args.auth_token=&lt;hidden&gt;" in html
+    assert "word-" not in html

@@ -24,5 +24,21 @@ def checkpoint_problems(config: Config, files: bool) -> Iterator[str]:
             f"checkpoint.load=weights with trainer.resume={resume}: weights for a new run come from a checkpoint that "
             "trainer.resume names by its path"
         )
-    if named and files and not Path(resume).is_dir():
-        yield f"trainer.resume={resume}: no such folder; expected auto, none or the path of a checkpoint"
+    if named and files:
+        yield from _source(Path(resume))
+
+
+def _source(path: Path) -> Iterator[str]:
+    """Why nothing can be read from the place that `trainer.resume` names."""
+    if not path.is_dir():
+        yield f"trainer.resume={path}: no such folder; expected auto, none or the path of a checkpoint"
+    elif (path / "config.json").is_file():
+        yield (
+            f"trainer.resume={path} is a Hugging Face folder, not a checkpoint: a run starts from its weights by "
+            f"model.path={path}"
+        )
+    elif not any(place.match("step-*") for place in (path, *path.glob("step-*"), *path.glob("checkpoints/step-*"))):
+        yield (
+            f"trainer.resume={path} holds no checkpoint; expected a folder step-…, or one of such folders, or of a run "
+            "with checkpoints/"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridrl.config.kinds import is_supervised
-from hybridrl.config.schema import Config
+from hybridrl.config.schema import Config, DataConfig
 from hybridrl.config.strict import MANDATORY
 
 BUILTIN = "builtin:"
@@ -28,7 +28,14 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
         elif judge.name not in (*JUDGES, MANDATORY):
             yield from _judge(f"rewards.judges[{i}].name={judge.name}", judge.name, files)
     if files:
-        yield from _output_folder(config.trainer.output_dir)
+        yield from _own_folder(config.trainer.output_dir)
+        for key, folder in (
+            ("trainer.output_dir", config.trainer.output_dir),
+            ("checkpoint.dir", config.checkpoint.dir),
+            ("memory.arena_dir", config.memory.arena_dir),
+        ):
+            if folder is not None:
+                yield from _written_folder(key, folder)
         yield from _model_folder("model.path", config.model.path)
         for key in ("critic", "teacher"):
             if (path := getattr(config, key).path) is not None:
@@ -45,7 +52,8 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
 def _reward_model(setting: str, args: Mapping[str, Any], files: bool) -> Iterator[str]:
     path = args.get("path")
     if set(args) != {"path"} or not isinstance(path, str):
-        yield f"{setting}={dict(args)}: a reward_model takes one argument, path, the Hugging Face folder of the model"
+        given = ", ".join(args) or "none"
+        yield f"{setting}: found {given}; a reward_model takes one argument, path, the Hugging Face folder of the model"
     elif files:
         yield from _model_folder(f"{setting}.path", path)
 
@@ -60,13 +68,22 @@ def _judge(setting: str, name: str, files: bool) -> Iterator[str]:
         )
 
 
-def _output_folder(path: str) -> Iterator[str]:
+def _own_folder(path: str) -> Iterator[str]:
+    """A run folder that could not be renamed, as an earlier run's is."""
+    if Path(path).name in ("", ".."):
+        yield (
+            f"trainer.output_dir='{path}' names no folder of its own, which a later run could set aside: expected a "
+            "name, as outputs/run"
+        )
+
+
+def _written_folder(key: str, path: str) -> Iterator[str]:
     """Mistakes that would only show when the first results are written."""
     standing = next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
     if not standing.is_dir():
-        yield f"trainer.output_dir={path}: {standing} is a file; expected a folder, or a name that is free"
+        yield f"{key}={path}: {standing} is a file; expected a folder, or a name that is free"
     elif not os.access(standing, os.W_OK | os.X_OK):
-        yield f"trainer.output_dir={path}: {standing} cannot be written to"
+        yield f"{key}={path}: {standing} cannot be written to"
 
 
 def _builtin(key: str, path: str, known: tuple[str, ...]) -> Iterator[str]:
@@ -90,7 +107,7 @@ def _tokenizer(path: str) -> Iterator[str]:
 
 
 def _data_keys(config: Config) -> Iterator[str]:
-    data = config.data
+    data, usual = config.data, DataConfig()
     if data.source == "reasoning_gym":
         if data.task is None:
             yield "data.source=reasoning_gym needs data.task, the name of a reasoning-gym data set (as chain_sum)"
@@ -101,6 +118,9 @@ def _data_keys(config: Config) -> Iterator[str]:
         yield f"data.path is missing: data.source={data.source} reads a file or folder"
     if data.task is not None:
         yield f"data.task={data.task} has no effect with data.source={data.source}; set data.source=reasoning_gym"
+    for name in ("task_args", "size"):
+        if (value := getattr(data, name)) != getattr(usual, name):
+            yield f"data.{name}={value} has no effect with data.source={data.source}; set data.source=reasoning_gym"
     if data.split is not None and data.source != "dataset":
         yield f"data.split={data.split} has no effect with data.source={data.source}; only a `dataset` has splits"
 

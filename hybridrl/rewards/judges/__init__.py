@@ -38,7 +38,6 @@ def resolve(name: str, args: Mapping[str, Any]) -> Judge:
     try:
         inspect.signature(judge).bind("response", "answer", {}, **args)
     except TypeError as error:
-        raise ValueError(
-            f"judge {name!r} cannot be called as judge(response, answer, metadata, **{dict(args)!r}): {error}"
-        ) from error
+        words = ", ".join(["response", "answer", "metadata", *(f"{key}=…" for key in args)])  # a value may be a secret
+        raise ValueError(f"judge {name!r} cannot be called as judge({words}): {error}") from error
     return judge
