@@ -204,7 +204,8 @@ def _free(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.mem_get_info(device)[0]
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()  # counted, where others are estimates
+    line = next(line for line in lines if line.startswith("Rss:"))
     return -int(line.split()[1]) * 1024
 
 

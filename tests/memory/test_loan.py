@@ -60,7 +60,7 @@ def test_the_arena_is_written_again_only_after_the_end() -> None:
     assert copy is not None
     assert copy.equal(before)
     loan.end()
-    leaving.join(10)
+    leaving.join(60)
     assert not leaving.is_alive()
     parcel.left()
     parcel.wait()

@@ -1,27 +1,19 @@
 """Regions: pages that come and go under tensors whose addresses stay, counted by the kernel."""
 
 import mmap
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from hybridrl.memory.region import ALIGNMENT, Region, RegionError, padded, region_bytes
+from tests.memory.kernel import present_bytes
 
 PAGE = mmap.PAGESIZE
 
 
 def resident(region: Region) -> int:
-    """Bytes of the region that the kernel has put down, by /proc/self/smaps."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if header := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            start, stop = (int(group, 16) for group in header.groups())
-            inside = start < region.address + region.nbytes and stop > region.address
-        elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1]) * 1024
-    return found
+    """Bytes of the region that the kernel has put down."""
+    return present_bytes(region.address, region.nbytes)
 
 
 def test_only_pages_that_are_written_to_are_there_and_a_release_gives_them_back_at_once() -> None:
