@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+FIRST_PORT = 10_000
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Ports that the kernel chooses from, for connections too; those below are chosen on purpose alone."""
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -45,6 +50,19 @@ def environment(*, rank: int, local_rank: int, world: int, local_world: int, add
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
+
+
+def free_port() -> int:
+    """A port that nobody uses now, and that the kernel gives to nobody who asks it for any, so that it stays free.
+
+    Raises OSError where none is found.
+    """
+    end = max(FIRST_PORT + 1, int(PORT_RANGE.read_text().split()[0]))
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", random.SystemRandom().randrange(FIRST_PORT, end)))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port was free at 100 tries from {FIRST_PORT} to {end - 1}")
 
 
 class Rank:

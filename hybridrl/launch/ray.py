@@ -7,7 +7,6 @@ is printed last. The cluster is the one of RAY_ADDRESS or `--address`; `--addres
 
 import argparse
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybridrl.config.compose import compose
 from hybridrl.config.load import ConfigError
 from hybridrl.config.schema import Config
-from hybridrl.launch.rank import End, Rank, environment, first_failure
+from hybridrl.launch.rank import End, Rank, environment, first_failure, free_port
 
 TRAIN = "hybridrl.train"
 PLACEMENT_S = 600.0
@@ -37,9 +36,7 @@ class Worker:
 
     def meet(self) -> tuple[str, int]:
         """An address of this node and a free port on it, for the ranks' rendezvous."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+        return ray.util.get_node_ip_address(), free_port()
 
     def run(self, module: str, arguments: list[str], env: dict[str, str], folder: str) -> End:
         """Runs the rank to its end, and passes on what it prints."""

@@ -11,9 +11,9 @@ import pytest
 from hybridrl.checkpoint.manifest import checkpoints, file_problems, read_manifest
 from hybridrl.telemetry.metrics import read_metrics
 from tests.distributed.pool import WorkerPool
-from tests.distributed.test_failure import processes_with
 from tests.distributed.test_resume import BY_LENGTH, check_alike, launch, steady
 from tests.distributed.test_stop import OPTIONS, start, wait_for_steps
+from tests.processes import processes_with
 
 STEPS, KILLS = 16, 5
 WORDS = (f"trainer.steps={STEPS}", "checkpoint.every=1", "optimizer.lr=3e-3", "trainer.ranks_per_node=2", BY_LENGTH)

@@ -1,7 +1,6 @@
 """Several machines, by the lines of the README: here two launchers of one rank each, which meet at an endpoint."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,18 +9,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from hybridrl.launch.rank import free_port
 from tests.distributed.failing_run import Failure
-from tests.distributed.test_failure import OPTIONS, REPOSITORY, processes_with
+from tests.distributed.pool import WorkerPool
+from tests.distributed.test_failure import OPTIONS, REPOSITORY
+from tests.distributed.test_train import train
+from tests.processes import left_with
 
 SETTINGS = (*OPTIONS, "warm_start.steps=2", "warm_start.batch_size=8", "trainer.steps=2")
 ENDS_S = 60
 """How long the other nodes may go on after one has failed."""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
 
 
 def node(index: int, port: int, folder: Path, module: str, **env: str) -> "subprocess.Popen[str]":
@@ -42,20 +39,23 @@ def node(index: int, port: int, folder: Path, module: str, **env: str) -> "subpr
     )
 
 
-def test_two_nodes_learn_what_one_does(tmp_path: Path) -> None:
+def train_on(cores: set[int], overrides: list[str]) -> None:
+    """A run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        train(overrides)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_two_nodes_learn_what_one_does(pool: WorkerPool, tmp_path: Path) -> None:
     port = free_port()
     nodes = [node(i, port, tmp_path, "hybridrl.train") for i in range(2)]
-    outputs = [one.communicate(timeout=200)[0] for one in nodes]
+    outputs = [one.communicate(timeout=400)[0] for one in nodes]
     assert [one.returncode for one in nodes] == [0, 0], "\n".join(outputs)[-4000:]
-    alone = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*alone, "-m", "hybridrl.train", *SETTINGS, f"trainer.output_dir={tmp_path / 'one'}"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        cwd=tmp_path,
-        preexec_fn=lambda: os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:2])),
-        check=True,
-        timeout=200,
-    )
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    pool.run(train_on, world=2, cores=cores, overrides=[*SETTINGS, f"trainer.output_dir={tmp_path / 'one'}"])
     one, two = (load_file(tmp_path / name / "hf" / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert [name for name in one if not one[name].equal(two[name])] == []
@@ -77,4 +77,4 @@ def test_a_node_that_fails_ends_the_other(tmp_path: Path, phase: str) -> None:
             one.kill()
     assert all(one.returncode != 0 for one in nodes)
     assert f"RuntimeError: this rank is broken in {phase}" in "".join(outputs)
-    assert processes_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []
+    assert left_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hybridrl.checkpoint.files import with_retries
 from hybridrl.checkpoint.manifest import checkpoints, read_manifest
 from hybridrl.parallel.watchdog import Answer, Place, answer, behind, stalled
 from hybridrl.telemetry.metrics import read_metrics
-from tests.distributed.test_failure import processes_with
+from tests.processes import left_with, processes_with
 
 REPOSITORY = Path(__file__).parents[2]
 OPTIONS = (
@@ -42,7 +42,7 @@ def start(
 
 
 def wait_for_steps(folder: Path, count: int) -> None:
-    path, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 120
+    path, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 250
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert time.monotonic() < deadline, "no step was made"
         time.sleep(0.1)
@@ -52,13 +52,11 @@ def test_a_run_that_is_told_to_end_saves_its_step(tmp_path: Path) -> None:
     run = start(tmp_path, "trainer.steps=5000")
     wait_for_steps(tmp_path, 1)
     run.send_signal(signal.SIGTERM)
-    told = time.monotonic()
-    errors = run.communicate(timeout=120)[1]
-    assert time.monotonic() - told < 60
+    errors = run.communicate(timeout=120)[1]  # it would go on for thousands of steps
     assert run.returncode not in (0, None), errors
     (saved,) = checkpoints(tmp_path / "run" / "checkpoints")
     assert read_manifest(saved).step == len(read_metrics(tmp_path / "run" / "metrics.jsonl"))
-    assert processes_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []
+    assert left_with(f"HYBRIDRL_TEST_MARK={tmp_path}") == []
 
 
 @pytest.mark.full
@@ -99,12 +97,12 @@ def test_of_ranks_in_one_phase_those_are_behind_that_wait_in_no_collective() -> 
 
 def test_an_answer_says_where_the_main_thread_is() -> None:
     found: list[Answer] = []
-    threading.Timer(0.1, lambda: found.append(answer(7))).start()
 
     def attempt() -> None:
-        if not found:
-            raise OSError("not yet")
+        """Waits, called there, for another thread's answer."""
+        with ThreadPoolExecutor(1) as threads:
+            found.append(threads.submit(answer, 7).result())
 
-    with_retries(attempt, 1, 0.5, lambda _: None)  # sleeps there
+    with_retries(attempt, 0, 0.0, lambda _: None)
     assert found[0]._replace(line="") == Answer(7, "", None)
     assert found[0].line.startswith("hybridrl/checkpoint/files.py:")

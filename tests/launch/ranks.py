@@ -1,4 +1,4 @@
-"""What the launcher's tests run on ranks: `python -m tests.launch.ranks WHAT`."""
+"""What the launcher's tests run on ranks: `python -m tests.launch.ranks WHAT [MARK]`."""
 
 import os
 import sys

@@ -1,5 +1,6 @@
 """Ranks of one attempt find each other in a store that is full of what earlier attempts left."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 
 from hybridrl.parallel.rendezvous import fresh, shared_store
 
-LIMIT = timedelta(seconds=30)
+LIMIT = timedelta(seconds=60)
 WORLD = 3
 
 
@@ -58,11 +59,14 @@ def test_a_rank_that_entered_and_died_is_not_waited_for(agents_store: dist.TCPSt
 
 def test_a_rank_that_does_not_come_back_is_named(agents_store: dist.TCPStore) -> None:
     attempt(agents_store)
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(fresh, client(agents_store), 0, WORLD, timedelta(seconds=2))
-        threads.submit(fresh, client(agents_store), 1, WORLD, LIMIT).result()
+    earlier = agents_store.get("entered/1")
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(fresh, client(agents_store), 1, WORLD, LIMIT)
+        while agents_store.get("entered/1") == earlier:
+            time.sleep(0.01)
         with pytest.raises(TimeoutError, match=r"ranks \[2\] of 3"):
-            first.result()
+            fresh(client(agents_store), 0, WORLD, timedelta(seconds=3))
+        second.result()
 
 
 def test_another_number_of_ranks_may_come_back(agents_store: dist.TCPStore) -> None:

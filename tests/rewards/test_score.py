@@ -56,7 +56,7 @@ def test_rewards_are_weighted_sums() -> None:
 @pytest.mark.parametrize(("on_error", "reward", "failed"), [("default", -1.0, False), ("mask", None, True)])
 def test_a_failure_costs_its_sample_what_is_declared(on_error: str, reward: float | None, failed: bool) -> None:
     samples = [sample("raise:"), sample("none:"), sample("hang:"), sample("os_exit:"), sample("ab")]
-    with Judges(configured(on_error=on_error, default=-1.0, timeout_s=2.0)) as judges:
+    with Judges(configured(on_error=on_error, default=-1.0, timeout_s=5.0)) as judges:
         metrics = judges.score(samples, Letters())
     assert [(s.reward, s.failed) for s in samples] == [(reward, failed)] * 4 + [(6.0, False)]
     assert samples[0].rewards == {FIFTH: 0.2}
