@@ -10,8 +10,9 @@ A small MoE trains (AdamW; weights, masters and moments are saved) and saves in 
 - `plain`: as many bytes written to one file a rank, synced to disk; no copy, digest, index or reading back.
 
 `stall_seconds` are those in which no step can be made: for the asynchronous save its start and the calls after each
-step that ask whether it is whole. `slower_seconds` are what the steps beside it took longer than alone. `whole_seconds`
-pass until the checkpoint has its name. Medians over `--repeats`, of the slowest rank, after one save of each.
+step that ask whether it is whole. `slower_seconds` are what the `steps` beside it took longer than alone.
+`whole_seconds` pass until the checkpoint has its name. Medians over `--repeats`, of the slowest rank, after one save of
+each.
 """
 
 import argparse
@@ -110,7 +111,7 @@ class Saving:
             stall += _timed(self._saver.poll)
         whole = time.perf_counter() - began
         slower = whole - stall - steps * self._training.seconds
-        return {"stall_seconds": stall, "slower_seconds": slower, "whole_seconds": whole}
+        return {"stall_seconds": stall, "slower_seconds": slower, "whole_seconds": whole, "steps": steps}
 
     def nbytes(self) -> list[int]:
         """Bytes of each rank's files; rank 0's are all that are not another's."""
@@ -138,7 +139,7 @@ class PlainWrite:
 
         seconds = _timed(write)
         self._path.unlink()
-        return {"stall_seconds": seconds, "slower_seconds": 0.0, "whole_seconds": seconds}
+        return {"stall_seconds": seconds, "slower_seconds": 0.0, "whole_seconds": seconds, "steps": 0}
 
 
 def _timed(act: Callable[[], Any]) -> float:

@@ -23,7 +23,7 @@ def run(*command: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=250,
     ).stdout
 
 

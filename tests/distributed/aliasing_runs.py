@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from hybridrl.training.rows import Row
 from tests.distributed.actor_runs import make_actor, make_rows, with_old_log_probs
 from tests.distributed.golden_runs import same_bits
 from tests.distributed.memory_runs import shared, updated
+from tests.distributed.reshard_again import Calls
 
 MOVED = ("sync/received_bytes", "sync/sent_bytes", "sync/copied_bytes", "sync/staging_bytes")
 
@@ -286,9 +285,10 @@ def with_transformers(folder: Path, release: bool, **options: Any) -> dict[str, 
     return {"errors": errors, "shared": sorted(alias.destination for alias in sync.plan.aliases)}
 
 
-def seconds_of_sync(specs: list[ModelSpec], repeat: int) -> list[float]:
-    """Medians over syncs of models that both sides lay out alike; the models take turns."""
-    rank, world, syncs = dist.get_rank(), dist.get_world_size(), []
+def work_of_sync(specs: list[ModelSpec], alias: bool) -> list[tuple[list[str], int, int]]:
+    """Of a third sync of each model, which both sides lay out alike: the operators that it calls, and the bytes that
+    they are given and make."""
+    rank, world, found = dist.get_rank(), dist.get_world_size(), []
     for spec in specs:
         weights = weight_map(spec)
         source = MegatronLayout(weights, ParallelSizes(world=world), engine_order=True)
@@ -297,13 +297,12 @@ def seconds_of_sync(specs: list[ModelSpec], repeat: int) -> list[float]:
             {n: torch.zeros(p.shape, dtype=getattr(torch, p.dtype)) for n, p in one.params(rank).items()}
             for one in (source, layout)
         )
-        syncs.append(WeightSync(source, ours, layout, theirs, rank, adopt=adopt_data(theirs)))
-        assert syncs[-1].aliased_bytes == sum(t.nbytes for t in theirs.values()) == weights.nbytes
-    taken: list[list[float]] = [[] for _ in syncs]
-    for version in range(repeat):
-        for sync, times in zip(syncs, taken, strict=True):
-            dist.barrier()
-            start = perf_counter()
-            sync.run(version)
-            times.append(perf_counter() - start)
-    return [median(times) for times in taken]
+        sync = WeightSync(source, ours, layout, theirs, rank, adopt=adopt_data(theirs) if alias else None)
+        assert sync.aliased_bytes == (weights.nbytes if alias else 0)
+        assert sum(t.nbytes for t in theirs.values()) == weights.nbytes
+        sync.run(0)
+        sync.run(1)
+        with Calls() as calls:
+            sync.run(2)
+        found.append((calls.names, calls.given_bytes, calls.new_bytes))
+    return found

@@ -19,16 +19,18 @@ from tests.distributed.reshard_runs import same_bits, shard
 
 
 class Calls(TorchDispatchMode):
-    """Lists the operators that Python calls, and the storages they return that were not given to them."""
+    """Lists the operators that Python calls, and counts the bytes of the tensors that they are given, and those of the
+    storages they return that were not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.new_bytes = 0
+        self.given_bytes = self.new_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.names.append(str(func))
+        self.given_bytes += sum(t.nbytes for t in _tensors((args, kwargs)))
         given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         self.new_bytes += sum(t.nbytes for t in _tensors(result) if t.untyped_storage().data_ptr() not in given)
         return result
