@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import queue
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def save(folder: Path, out: Path, moments: bool, **options: Any) -> dict[str, An
     dist.barrier()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # its writer has children
     metadata = {key: value for key, value in _metadata().items() if key != "dp_cp_group"}
+    filesystem_async._results_queue = queue.Queue()  # its own is in another process, for saves beside the training
     dist_checkpointing.save(_state(actor, moments, loading=False), str(out), content_metadata=metadata)
-    filesystem_async._results_queue = None  # its process would outlive this one, which ends by a signal
+    filesystem_async._results_queue = None
     gc.collect()
     return {"weights": whole_tensors(actor, "weights"), "metrics": [_learned(actor) for _ in range(2)]}
 

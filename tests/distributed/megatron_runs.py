@@ -126,17 +126,29 @@ def run_model(
     folder: Path,
     parallel: Mapping[str, Any],
     sequences: Sequence[Sequence[int]],
-    packed: bool,
+    packed: Sequence[bool],
     backward: bool = False,
     **model: Any,
-) -> dict[str, Any]:
-    """Logits of each sequence `[length, vocab]` (last stage; else none) and, with `backward`, gradients by parameter.
+) -> list[dict[str, Any]]:
+    """For each form, padded or packed: logits of each sequence `[length, vocab]` (last stage; else none) and, with
+    `backward`, gradients by parameter.
 
     The sequences go through Megatron's schedule as two micro-batches of different widths, twice.
     """
     config = make_config(parallel, **model)
     groups = make_groups(config)
     chunks, layout = load_model(folder, config, groups)
+    return [_run(chunks, layout, groups, sequences, form, backward) for form in packed]
+
+
+def _run(
+    chunks: list[Any],
+    layout: MegatronLayout,
+    groups: Groups,
+    sequences: Sequence[Sequence[int]],
+    packed: bool,
+    backward: bool,
+) -> dict[str, Any]:
     vocab, half = layout.weights.spec.vocab_size, (len(sequences) + 1) // 2
     batches = [MicroBatch(part, packed, groups) for part in (sequences[:half], sequences[half:])]
     results: list[list[torch.Tensor]] = []

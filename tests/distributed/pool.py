@@ -38,7 +38,6 @@ def _serve(pipe: Connection, parent: int) -> None:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     while True:
         try:
             job = pipe.recv()
@@ -49,7 +48,9 @@ def _serve(pipe: Connection, parent: int) -> None:
             os.environ[key] = str(value)
         try:
             rendezvous = dist.FileStore(store, world)
+            torch.set_num_threads(1)  # whatever a job before has made of it
             dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=world, timeout=COLLECTIVE)
+            dist.barrier()  # one that is through early must not leave while others still connect to it
             result = function(**kwargs)
             _leave_world()
             pipe.send((True, result))
@@ -59,6 +60,10 @@ def _serve(pipe: Connection, parent: int) -> None:
         # Told first: ranks that wait for this one fail when its connections close.
         _leave_world()
         pipe.send("left")
+
+
+_imported = [0]
+"""How many modules there were when objects were last left out of the garbage collector's sight."""
 
 
 def _leave_world() -> None:
@@ -76,6 +81,9 @@ def _leave_world() -> None:
     # Each gloo group has threads of its own, which end when nothing refers to it any more: models refer to theirs in
     # cycles.
     gc.collect()
+    if len(sys.modules) != _imported[0]:
+        gc.freeze()  # what was imported stays, and is half a million objects to look through each time
+        _imported[0] = len(sys.modules)
 
 
 def _empty_optimizers() -> None:

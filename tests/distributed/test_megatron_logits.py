@@ -156,16 +156,16 @@ def test_logits_equal_transformers_padded_and_packed(pool: WorkerPool, order: st
     folder = tiny_folder(model)
     world, parallel = {**LAYOUTS, **OWN_LAYOUTS}[layout]
     expected, _ = reference(folder)
-    for packed in (False, True):
-        ranks = pool.run(
-            megatron_runs.run_model,
-            world,
-            folder=folder,
-            parallel=for_model(model, parallel),
-            sequences=make_sequences(),
-            packed=packed,
-            parameter_layout=order,
-        )
+    found = pool.run(
+        megatron_runs.run_model,
+        world,
+        folder=folder,
+        parallel=for_model(model, parallel),
+        sequences=make_sequences(),
+        packed=(False, True),
+        parameter_layout=order,
+    )
+    for ranks in map(list, zip(*found, strict=True)):
         check_logits(ranks, expected)
         for rank in ranks:
             assert rank["shapes"] == rank["layout"]
@@ -187,21 +187,26 @@ def for_model(model: str, parallel: Mapping[str, Any]) -> dict[str, Any]:
         *(pytest.param(m, marks=pytest.mark.full) for m in MODELS),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("order", ["engine", "megatron"])
-def test_gradients_equal_transformers(pool: WorkerPool, order: str, model: str, packed: bool) -> None:
+def test_gradients_equal_transformers_padded_and_packed(pool: WorkerPool, order: str, model: str) -> None:
     folder = tiny_folder(model)
-    expected, gradients = reference(folder, gradients=True)
-    (rank,) = pool.run(
+    (forms,) = pool.run(
         megatron_runs.run_model,
         1,
         folder=folder,
         parallel={},
         sequences=make_sequences(),
-        packed=packed,
+        packed=(False, True),
         backward=True,
         parameter_layout=order,
     )
+    for rank in forms:
+        check_gradients(model, rank)
+
+
+def check_gradients(model: str, rank: dict[str, Any]) -> None:
+    """On one rank, with its logits."""
+    expected, gradients = reference(tiny_folder(model), gradients=True)
     check_logits([rank], expected)
     compared = 0
     for name, gradient in rank["tensor_grads"].items():
@@ -232,20 +237,16 @@ def test_gradients_equal_transformers(pool: WorkerPool, order: str, model: str, 
 )
 def test_packed_gradients_equal_padded_ones(pool: WorkerPool, order: str, model: str, layout: str) -> None:
     world, parallel = LAYOUTS[layout]
-    padded, packed = (
-        pool.run(
-            megatron_runs.run_model,
-            world,
-            folder=tiny_folder(model),
-            parallel=for_model(model, parallel),
-            sequences=make_sequences(),
-            packed=form,
-            backward=True,
-            parameter_layout=order,
-        )
-        for form in (False, True)
-    )
-    for one, other in zip(padded, packed, strict=True):
+    for one, other in pool.run(
+        megatron_runs.run_model,
+        world,
+        folder=tiny_folder(model),
+        parallel=for_model(model, parallel),
+        sequences=make_sequences(),
+        packed=(False, True),
+        backward=True,
+        parameter_layout=order,
+    ):
         assert one["grads"].keys() == other["grads"].keys()
         for name, gradient in one["grads"].items():
             close(other["grads"][name], gradient, name)
@@ -276,23 +277,23 @@ def test_scaled_rotary_positions(
     expected, _ = reference(tmp_path)
     assert max(np.abs(a - b).max() for a, b in zip(plain, expected, strict=True)) > 1e-3
     world, parallel = LAYOUTS[layout]
-    ranks = pool.run(
+    found = pool.run(
         megatron_runs.run_model,
         world,
         folder=tmp_path,
         parallel=for_model(model, parallel),
         sequences=make_sequences(),
-        packed=True,
+        packed=(True,),
     )
-    check_logits(ranks, expected)
+    check_logits([rank for (rank,) in found], expected)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation_changes_nothing(pool: WorkerPool, recompute: str) -> None:
-    run = {"parallel": {}, "sequences": make_sequences(), "packed": True, "parameter_layout": "engine"}
+    run = {"parallel": {}, "sequences": make_sequences(), "packed": (True,), "parameter_layout": "engine"}
     kwargs = {"folder": tiny_folder("qwen3_moe"), **run}
-    (plain,) = pool.run(megatron_runs.run_model, 1, backward=True, **kwargs)
-    (again,) = pool.run(megatron_runs.run_model, 1, backward=True, recompute=recompute, **kwargs)
+    ((plain,),) = pool.run(megatron_runs.run_model, 1, backward=True, **kwargs)
+    ((again,),) = pool.run(megatron_runs.run_model, 1, backward=True, recompute=recompute, **kwargs)
     assert plain["grads"].keys() == again["grads"].keys()
     for name, gradient in plain["grads"].items():
         np.testing.assert_array_equal(again["grads"][name], gradient, name)
@@ -302,19 +303,19 @@ def test_recomputation_changes_nothing(pool: WorkerPool, recompute: str) -> None
 def test_bfloat16_forward_and_backward(pool: WorkerPool, order: str) -> None:
     folder = tiny_folder("qwen3_moe_mixed")
     expected, _ = reference(folder)
-    ranks = pool.run(
+    found = pool.run(
         megatron_runs.run_model,
         2,
         folder=folder,
         parallel={"tp": 2, "ep": 2},
         sequences=make_sequences(),
-        packed=True,
+        packed=(True,),
         backward=True,
         dtype="bfloat16",
         parameter_layout=order,
     )
     scale = float(np.mean([np.abs(row).mean() for row in expected]))
-    for rank in ranks:  # a token whose experts are near a tie may go to others in bfloat16
+    for (rank,) in found:  # a token whose experts are near a tie may go to others in bfloat16
         errors = [np.abs(a - b).mean() for a, b in zip(rank["logits"], expected, strict=True)]
         assert np.mean(errors) < 0.05 * scale
         assert rank["shapes"] == rank["layout"]

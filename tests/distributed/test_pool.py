@@ -39,7 +39,7 @@ def test_ranks_that_raise_serve_on_and_each_tells_its_error(pool: WorkerPool, ra
     assert "rank 1:" in str(error.value)
     assert pool.run(total, world=2) == before
     assert [value for _, value in before] == [2.0, 2.0]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100  # a collective waits for 240 s
 
 
 def test_a_rank_that_died_is_replaced(pool: WorkerPool) -> None:
