@@ -120,7 +120,8 @@ def test_pure_modules_import_no_framework(path: Path) -> None:
 
 def test_loading_a_configuration_loads_no_framework() -> None:
     code = "import sys, hybridrl.config.load as c; c.compose(['recipe=grpo_tiny_moe']); print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=200)
     assert not set(run.stdout.split()) & FRAMEWORKS
 
 

@@ -97,7 +97,7 @@ def test_the_wheel_composes_a_recipe_from_any_folder(site: Path, tmp_path: Path)
     )
     command = [sys.executable, "-c", program, "recipe=grpo_tiny_moe", "--cfg", "job", "optimizer.lr=0.25"]
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     assert "path: builtin:tiny_moe" in run.stdout
     assert "lr: 0.25" in run.stdout

@@ -269,7 +269,7 @@ def test_under_torchrun_the_list_is_printed_by_one_rank_and_shown_last() -> None
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     command += [str(ROOT / "tests" / "config" / "program.py"), "recipe=grpo_tiny_moe", "optimizer.lrr=1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
     assert run.returncode != 0
     before, _, after = run.stderr.partition("Root Cause")
     assert before.count("hybridrl: 1 mistake in the configuration") == 1

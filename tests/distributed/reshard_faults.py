@@ -172,7 +172,7 @@ def different_settings() -> str:
 
 def late_rank(transport: str) -> list[str]:
     """A rank that does not come to the second exchange: the others give up in time, and all know; later syncs too."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group(timeout=timedelta(seconds=3))
     exchanges: list[Exchange] = []
     world = World(transport=TRANSPORTS[transport](group))
     sync = world.sync()
@@ -195,7 +195,7 @@ def late_rank(transport: str) -> list[str]:
 
 def slow_rank(round_number: int) -> str:
     """A rank that comes to an exchange when the others have given it up: it goes on, and is told at the end."""
-    world = World(transport=SharedTransport.connect(dist.new_group(timeout=timedelta(seconds=1))))
+    world = World(transport=SharedTransport.connect(dist.new_group(timeout=timedelta(seconds=3))))
     sync = world.sync()
     start = sync.executor._transport.start
     calls = 0
@@ -204,7 +204,7 @@ def slow_rank(round_number: int) -> str:
         nonlocal calls
         calls += 1
         if calls == round_number % len(sync.plan.rounds) + 1:
-            time.sleep(2)
+            time.sleep(4.5)
         start(exchange)
 
     with replaced(sync.executor._transport, "start", dawdles if world.rank == 2 else start):
@@ -225,7 +225,7 @@ def no_shared_memory(where: str) -> list[bool]:
     before = len(os.listdir("/proc/self/fd"))
     with replaced(owner, name, denied if rank == 2 else getattr(owner, name)):
         transport = make_transport(torch.device("cpu"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # an earlier world's threads may close theirs meanwhile
     world = World(transport=transport)
     sync = world.sync()
     for version in range(2):

@@ -52,12 +52,12 @@ def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
 
 
 def test_a_timer_adds_up_repeated_phases_and_starts_anew() -> None:
-    timer = Timer()
+    timer, start = Timer(), time.perf_counter()
     for _ in range(2):
         with timer("step"), timer("update"):
             time.sleep(0.01)
     taken = timer.take()
-    assert 0.02 <= taken["time/update"] <= taken["time/step"] < 1
+    assert 0.02 <= taken["time/update"] <= taken["time/step"] <= time.perf_counter() - start
     assert timer.take() == {}
 
 

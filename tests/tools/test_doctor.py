@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,14 @@ def test_a_package_that_kills_the_interpreter_is_a_line(tmp_path: Path, monkeypa
     assert found.blocks
 
 
-def test_this_machine_can_run() -> None:
-    assert not [one for one in check_machine() if one.blocks]
+@pytest.mark.parametrize(("free", "lacks"), [(2**30, []), (2**20, ["shared memory"])])
+def test_this_machine_can_run_where_it_has_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, free: int, lacks: list[str]
+) -> None:
+    monkeypatch.setattr("tools.doctor.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    assert [one.name for one in check_machine() if one.blocks] == lacks
+
+
+def test_devices_are_asked_for() -> None:
     assert isinstance(check_devices(), Finding)
     assert sys.version_info >= (3, 11)
