@@ -67,6 +67,8 @@ def run(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[int, 
     row-major order."""
     if start >= stop:
         return []
+    if not shape:
+        return [((), ())]
     if len(shape) == 1:
         return [((start,), (stop - start,))]
     inner = shape[1:]
