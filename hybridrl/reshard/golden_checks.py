@@ -39,7 +39,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def storage_problems(layout: Layout, params: Params, rank: int) -> list[str]:
-    """Every way in which a rank's real parameters are not what the layout says: names, shapes and dtypes."""
+    """Every way in which a rank's real parameters are not what the layout says, in names, shapes and dtypes, or are not
+    there: reading a storage that was released ends the process."""
     expected = layout.params(rank) if rank in layout.ranks else {}
     found = [f"parameter {name} is missing" for name in expected if name not in params]
     found += [f"parameter {name} is unknown to the layout" for name in params if name not in expected]
@@ -51,6 +52,8 @@ def storage_problems(layout: Layout, params: Params, rank: int) -> list[str]:
             found.append(f"parameter {name} has shape {list(real.shape)}, the layout expects {list(want.shape)}")
         if dtype_name(real.dtype) != want.dtype:
             found.append(f"parameter {name} is {dtype_name(real.dtype)}, the layout expects {want.dtype}")
+        if real.numel() and not real.untyped_storage().nbytes():
+            found.append(f"parameter {name} has no memory: its owner sleeps, or it was offloaded; bring it back first")
     return found
 
 

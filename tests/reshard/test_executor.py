@@ -11,7 +11,7 @@ from hybridrl.models.weights import Param
 from hybridrl.parallel.sizes import ParallelSizes
 from hybridrl.reshard.agreement import SyncError
 from hybridrl.reshard.checksum import Checker, ChecksumError
-from hybridrl.reshard.golden import golden_sync
+from hybridrl.reshard.golden import gather, golden_sync
 from hybridrl.reshard.golden_checks import WeightError
 from hybridrl.reshard.layouts.megatron import MegatronLayout
 from hybridrl.reshard.layouts.transformers import TransformersLayout
@@ -184,6 +184,20 @@ def test_all_misfits_are_told_at_once():
     assert "source parameter decoder.final_layernorm.weight is missing" in text
     assert "destination parameter model.norm.weight has shape [3], the layout expects [16]" in text
     assert "destination parameter extra is unknown to the layout" in text
+
+
+def test_parameters_that_have_left_are_named_before_any_is_read():
+    layout = served()
+    ours, theirs = tensors(layout, 8), tensors(layout)
+    for value in (ours["model.norm.weight"], theirs["model.norm.weight"]):
+        value.untyped_storage().resize_(0)
+    for call in (
+        lambda: WeightSync(layout, ours, layout, theirs, 0),
+        lambda: golden_sync(layout, ours, layout, theirs, 0),
+        lambda: next(gather(layout, ours, 0)),
+    ):
+        with pytest.raises(WeightError, match=r"parameter model.norm.weight has no memory"):
+            call()
 
 
 def test_coverage_is_proven_for_each_element():
