@@ -115,14 +115,14 @@ class TimeShare:
 
         weights = self._weights(sync, leaving)
         self.hybrid = HybridEngine(engine, weights, self.ledger, barrier=dist.barrier, give_back=give_back)
-        residence = self.hybrid.attach(
+        self._residence = self.hybrid.attach(
             "policy",
             state,
             gradients if memory.gradients == "release" else None,
             self._parcel("optimizer", self.places.optimizer, join=True) if self.places.optimizer != "none" else None,
             prefetch=memory.prefetch,
         )
-        policy.reside(residence)
+        policy.reside(self._residence)
         if critic is not None:
             self._attach_critic(critic)
 
@@ -150,7 +150,7 @@ class TimeShare:
         if self.places.reference == "none":
             return None
         section = self.arenas.section(self.places.reference, "reference", self._sizes["reference"])
-        return Visitor(hosts, section)
+        return Visitor(hosts, section, self._residence.before_forward)
 
     def close(self) -> None:
         """Ends the copies and gives the arenas up."""

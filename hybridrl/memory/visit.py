@@ -4,7 +4,7 @@ For a visit the two change places, a chunk at a time through a small buffer, and
 the device nor the host ever holds a copy more, and the policy's weights come back as they were, bit for bit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,14 +22,15 @@ class Visitor:
     Args:
         hosts: the parameters whose storage is lent, by name, all contiguous.
         section: uint8, host memory of `visitor_bytes(hosts)` that is the visitor's alone.
+        allowed: raises PhaseError where the hosts must not be used now, since their memory may be away.
 
     Raises ValueError for a host that is not contiguous.
     """
 
-    def __init__(self, hosts: Mapping[str, Tensor], section: Tensor) -> None:
+    def __init__(self, hosts: Mapping[str, Tensor], section: Tensor, allowed: Callable[[], None]) -> None:
         if loose := [name for name, tensor in hosts.items() if not tensor.is_contiguous()]:
             raise ValueError(f"{', '.join(loose)}: not contiguous, so their storage cannot be lent as it is")
-        self._hosts, self._slots = dict(hosts), {}
+        self._hosts, self._slots, self._allowed = dict(hosts), {}, allowed
         offset = 0
         for name, tensor in hosts.items():
             self._slots[name] = section[offset : offset + tensor.nbytes]
@@ -57,7 +58,8 @@ class Visitor:
 
     @contextmanager
     def visiting(self) -> Iterator[None]:
-        """The hosts hold the visitor's weights. Raises RuntimeError inside another visit."""
+        """The hosts hold the visitor's weights. Raises PhaseError out of turn, RuntimeError inside another visit."""
+        self._allowed()
         if self.here:
             raise RuntimeError("a visit has begun already and has not ended")
         chunks = list(self._chunks())

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hybridrl.memory.ledger import Ledger
 from hybridrl.memory.pages import resident_bytes
+from hybridrl.memory.phases import PhaseError
 from hybridrl.memory.residence import parts
 from hybridrl.memory.single import SingleWeights
 from hybridrl.memory.timeshare import TimeShare
@@ -227,6 +228,8 @@ def visits(folder: Path, arena: Path, **options: Any) -> dict[str, Any]:
             kept.append(differing(before, state_of(actor)))
             with visitor.visiting(), pytest.raises(RuntimeError, match="has begun already"):
                 visitor.visiting().__enter__()
+        with run.share.hybrid.rollout_phase(0), pytest.raises(PhaseError, match="in the rollout phase"):
+            visiting.score(rows)  # the policy's memory may be away: nothing is read or written
         return {"same": same, "kept": kept, "moved": moved, "here": visitor.here}
 
 

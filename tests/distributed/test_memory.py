@@ -96,7 +96,8 @@ def test_a_model_of_over_200_mb_stays_within_the_larger_phase_and_takes_no_more_
 
 
 def test_a_reference_visits_through_the_policys_storage_and_says_the_same(pool: WorkerPool, tmp_path: Path) -> None:
-    options = {"parallel": {"ep": 2}, "memory": {**MOVES, "reference": "disk"}, "optimizer": {"distributed": True}}
+    memory = {**MOVES, "reference": "disk", "parameters": "offload"}
+    options = {"parallel": {"ep": 2}, "memory": memory, "optimizer": {"distributed": True}}
     for rank in pool.run(runs.visits, world=2, folder=tiny_folder("qwen3_moe"), arena=tmp_path, **options):
         assert rank == {"same": [True] * 3, "kept": [[]] * 4, "moved": True, "here": False}
 
