@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hybridrl.models import builtin
 from hybridrl.models.families import trained_spec
 from hybridrl.models.spec import ModelSpec
 from hybridrl.rollout.causal_model import eos_token_ids
+from hybridrl.rollout.samples import Prompt
 
 READ_ERRORS = (ValueError, OSError)
 """What reading raises for a folder or data that cannot be used; `DataError` and `UnsupportedModelError` among them."""
@@ -40,6 +41,8 @@ class Inputs:
     """Of a supervised run, and of a warm start."""
     prompts: PromptStream | None
     """Of a run with rollouts."""
+    evaluation: Sequence[Prompt] | None
+    """On which a run with rollouts is measured."""
     preferences: PreferenceStream | None
     """Of a run that learns from pairs or labels."""
     dropped: int
@@ -105,7 +108,7 @@ def _tokenise(
 ) -> dict[str, Any]:
     """The streams of `Inputs`, as far as the run needs them, and the number of rows that were dropped."""
     problems: list[str] = []
-    found: dict[str, Any] = {"demonstrations": None, "prompts": None, "preferences": None, "dropped": 0}
+    found: dict[str, Any] = dict.fromkeys(("demonstrations", "prompts", "evaluation", "preferences")) | {"dropped": 0}
     common: dict[str, Any] = {"seed": config.data.seed, "shuffle": config.data.shuffle}
     batch = config.trainer.prompts_per_step
     limit = config.rollout.max_prompt_length + config.rollout.max_response_length
@@ -132,8 +135,22 @@ def _tokenise(
             found["dropped"] = asked.dropped
             _check_ids((prompt.token_ids for prompt in asked.prompts), vocabulary, config)
             found["prompts"] = PromptStream(asked.prompts, batch=batch, **common)
+        with _noted(problems, "evaluation: "):
+            found["evaluation"] = _evaluation_prompts(config, tokenizer, vocabulary)
     _raise(problems)
     return found
+
+
+def _evaluation_prompts(config: Config, tokenizer: Any, vocabulary: int) -> Sequence[Prompt] | None:
+    """What `evaluation` asks for, read as `data` is; None where it asks for nothing."""
+    chosen, data = config.evaluation, config.data
+    if chosen.every is None:
+        return None
+    size = chosen.size or data.size
+    rows = load_rows(replace(data, path=chosen.path, split=chosen.split, seed=data.seed + 1, size=size))
+    asked = build_prompts(rows[: chosen.size], data, tokenizer, config.rollout.max_prompt_length)
+    _check_ids((prompt.token_ids for prompt in asked.prompts), vocabulary, config)
+    return asked.prompts
 
 
 def _check_ids(sequences: Iterable[Sequence[int]], vocabulary: int, config: Config) -> None:

@@ -104,6 +104,7 @@ class Session:
             self.demonstrations = inputs.demonstrations
         if inputs.prompts is not None:
             self.prompts = inputs.prompts
+        self.evaluation = inputs.evaluation
         if inputs.preferences is not None:
             self.preferences = inputs.preferences
         if not self.supervised:

@@ -4,6 +4,7 @@ import torch
 
 from hybridrl.config.load import hydra_main
 from hybridrl.config.schema import Config
+from hybridrl.evaluation import evaluate
 from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.models.spec import ModelSpec
 from hybridrl.parallel.failure import recorded
@@ -55,7 +56,8 @@ def reinforce(session: Session) -> None:
                     ]
             session.kl.update(estimated.get("kl/response", 0.0))
         session.keep_rollouts(step, samples, rows)
-        metrics = (sampled, gap, corrected, estimated, moved, combine(updates))
+        measured = evaluate(session, step)
+        metrics = (sampled, gap, corrected, estimated, moved, combine(updates), measured)
         session.record(step, *metrics, {"data/epoch": session.prompts.epoch})
 
 

@@ -29,7 +29,7 @@ from hybridrl.config.validate.bounds import CHOICES
 __all__ = ["ConfigError", "compose", "hydra_main", "save_config"]
 
 Names = Mapping[str, Iterable[str]]
-_READ = ("model.", "data.", "rollout.max_", "trainer.prompts_per_step", "warm_start.")
+_READ = ("model.", "data.", "evaluation.", "rollout.max_", "trainer.prompts_per_step", "warm_start.")
 """Keys that say what is read: where one is wrong, reading would only tell the same mistake again."""
 
 

@@ -11,6 +11,7 @@ from hybridrl.config.sections.checkpoint import CheckpointConfig
 from hybridrl.config.sections.correction import CorrectionConfig, LimitsConfig, MismatchConfig
 from hybridrl.config.sections.critic import CriticConfig, CriticParallelConfig
 from hybridrl.config.sections.data import DataConfig
+from hybridrl.config.sections.evaluation import EvaluationConfig
 from hybridrl.config.sections.memory import MemoryConfig
 from hybridrl.config.sections.model import ModelConfig, ParallelConfig
 from hybridrl.config.sections.optimizer import OptimizerConfig, WarmStartConfig
@@ -32,6 +33,7 @@ __all__ = [
     "CriticParallelConfig",
     "DataConfig",
     "DynamicSamplingConfig",
+    "EvaluationConfig",
     "JudgeConfig",
     "KlConfig",
     "LimitsConfig",
@@ -63,6 +65,7 @@ class Config:
     reshard: ReshardConfig = field(default_factory=ReshardConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

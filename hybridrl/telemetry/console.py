@@ -15,6 +15,7 @@ from hybridrl.models.spec import ModelSpec
 
 COLUMNS = {
     "reward/mean": "reward",
+    "eval/reward/mean": "eval",
     "sampling/batches": "batches",
     "loss/policy": "policy",
     "loss/sft": "loss",

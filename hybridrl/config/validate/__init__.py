@@ -9,6 +9,7 @@ from hybridrl.config.strict import Problem, untainted
 from hybridrl.config.validate.batches import batch_problems
 from hybridrl.config.validate.bounds import get, value_problems
 from hybridrl.config.validate.checkpoint import checkpoint_problems
+from hybridrl.config.validate.evaluation import evaluation_problems
 from hybridrl.config.validate.inputs import input_problems
 from hybridrl.config.validate.learning import learning_problems
 from hybridrl.config.validate.memory import memory_problems
@@ -50,6 +51,7 @@ def validate(
         model_problems(sane, spec) if spec is not None else (),
         checkpoint_problems(sane, files),
         input_problems(sane, files),
+        evaluation_problems(sane, files),
     )
     return [p.text for p in wrong] + untainted(list(found), wrong)
 

@@ -127,11 +127,15 @@ def _data_keys(config: Config) -> Iterator[str]:
 
 def _data_files(config: Config) -> Iterator[str]:
     data = config.data
-    if data.source == "reasoning_gym" or data.path is None:
-        return
-    if data.path.startswith(BUILTIN):
-        yield from _builtin("data.path", data.path, BUILTIN_DATA)
-    elif not Path(data.path).exists() and not glob(data.path, recursive=True):
-        yield f"data.path={data.path}: no such file, folder or match (relative to {Path.cwd()})"
-    elif data.source == "dataset" and not Path(data.path).is_dir():
-        yield f"data.path={data.path}: data.source=dataset expects a folder written by Dataset.save_to_disk"
+    if data.source != "reasoning_gym" and data.path is not None:
+        yield from data_file_problems("data.path", data.path, data.source)
+
+
+def data_file_problems(key: str, path: str, source: str) -> Iterator[str]:
+    """Why rows cannot be there."""
+    if path.startswith(BUILTIN):
+        yield from _builtin(key, path, BUILTIN_DATA)
+    elif not Path(path).exists() and not glob(path, recursive=True):
+        yield f"{key}={path}: no such file, folder or match (relative to {Path.cwd()})"
+    elif source == "dataset" and not Path(path).is_dir():
+        yield f"{key}={path}: data.source=dataset expects a folder written by Dataset.save_to_disk"
