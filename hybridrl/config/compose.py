@@ -64,13 +64,13 @@ class Composition:
         return untainted(texts, self.problems) if self.whole else []
 
 
-def compose(overrides: Sequence[str]) -> Config:
+def compose(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     """The configuration that `python -m hybridrl.train OVERRIDES` would run with, derived defaults filled in.
 
     Raises ConfigError with every unknown key or name, wrong type and missing value. Combinations are not judged here:
-    `hybridrl.config.validate.validate` does that.
+    `hybridrl.config.validate.validate` does that. `config_dir` is that of `compose_all`.
     """
-    found = compose_all(overrides)
+    found = compose_all(overrides, config_dir)
     if found.problems:
         raise ConfigError([p.text for p in found.problems])
     return found.config

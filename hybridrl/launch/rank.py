@@ -72,7 +72,9 @@ class Rank:
         """Starts it in `folder`, which relative paths of the configuration count from."""
         self.rank = int(env["RANK"])
         self._folder = tempfile.TemporaryDirectory(prefix="hybridrl-rank-")
-        self._error_file = Path(self._folder.name) / "error.json"
+        own = Path(self._folder.name) / "rank"  # torchrun's ranks lie side by side, and look for each other's errors
+        own.mkdir()
+        self._error_file = own / "error.json"
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=folder,
@@ -99,6 +101,10 @@ class Rank:
         error, at = self._error()
         self._folder.cleanup()
         return End(self.rank, code, error, at)
+
+    def ask_to_end(self) -> None:
+        """Asks it to save and end, as a scheduler does before it takes a node away."""
+        self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends it and all that it started."""

@@ -2,14 +2,18 @@
 
 One placement group holds the recipe's nodes, a bundle each; one worker a rank starts the rank as a process with
 torchrun's environment. What ranks print is brought here. When one fails, all are ended, and the error that came first
-is printed last. The cluster is the one of RAY_ADDRESS or `--address`; `--address local` starts one on this machine.
+is printed last. SIGTERM and Ctrl-C are passed on to the ranks, which save and end. The cluster is the one of
+RAY_ADDRESS or `--address`; `--address local` starts one on this machine.
 """
 
 import argparse
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import ray
@@ -45,16 +49,24 @@ class Worker:
             print(f"[rank {env['RANK']}] {line}" if env["RANK"] != "0" else line, end="", flush=True)
         return self._rank.wait()
 
+    def ask_to_end(self) -> None:
+        """Asks the rank to save and end."""
+        if self._rank is not None:
+            self._rank.ask_to_end()
+
     def stop(self) -> None:
         """Ends the rank at once."""
         if self._rank is not None:
             self._rank.kill()
 
 
-def launch(config: Config, arguments: Sequence[str], *, module: str = TRAIN) -> list[End]:
+def launch(
+    config: Config, arguments: Sequence[str], *, module: str = TRAIN, told: threading.Event | None = None
+) -> list[End]:
     """Runs `module` with these arguments on all ranks of the configuration; the ends of those that ended by themselves.
 
-    Needs an initialised Ray. Raises RuntimeError where the cluster does not have the resources in time.
+    Once `told` is set the ranks are asked to save and end. Needs an initialised Ray. Raises RuntimeError where the
+    cluster does not have the resources in time.
     """
     trainer = config.trainer
     gpus = 0 if trainer.device == "cpu" or (trainer.device == "auto" and not _cluster_has_gpus()) else 1
@@ -81,7 +93,7 @@ def launch(config: Config, arguments: Sequence[str], *, module: str = TRAIN) -> 
             )
             for rank, worker in enumerate(workers)
         ]
-        return _await(runs, workers)
+        return _await(runs, workers, told)
     finally:
         for worker in workers:
             ray.kill(worker)
@@ -114,11 +126,14 @@ def _worker(group: PlacementGroup, node: int, gpus: int) -> Any:
     return ray.remote(Worker).options(max_concurrency=2, **options).remote()  # `stop` and `run` at once
 
 
-def _await(runs: list[Any], workers: list[Any]) -> list[End]:
+def _await(runs: list[Any], workers: list[Any], told: threading.Event | None) -> list[End]:
     """The ends of all ranks, or of those up to the first failure and its grace."""
     ends: list[End] = []
     left, deadline = list(runs), float("inf")
     while left and time.monotonic() < deadline:
+        if told is not None and told.is_set():
+            told = None  # once: the ranks end by themselves, within checkpoint.grace_s
+            ray.wait([worker.ask_to_end.remote() for worker in workers], num_returns=len(workers), timeout=GRACE_S)
         done, left = ray.wait(left, timeout=1.0)
         ends += [_end(reference, runs.index(reference)) for reference in done]
         if any(end.failed for end in ends):
@@ -136,20 +151,37 @@ def _end(reference: Any, rank: int) -> End:
     return end
 
 
+def _told_to_end() -> threading.Event:
+    """Is set by SIGTERM, and by the first Ctrl-C: a second one ends the launcher, and the ranks with it."""
+    told = threading.Event()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        told.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return told
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status of the first rank that failed, or 0."""
     parser = argparse.ArgumentParser(prog="python -m hybridrl.launch.ray", description=__doc__.splitlines()[0])
     parser.add_argument("--address", help="of the cluster; default RAY_ADDRESS, else the cluster that runs here")
+    parser.add_argument("--config-dir", help="folder with recipes of your own (DIR/recipe/NAME.yaml), on every node")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for hybridrl.train")
     options = parser.parse_intermixed_args(arguments)
     try:
-        config = compose(options.overrides)
+        config = compose(options.overrides, options.config_dir)
     except ConfigError as error:
         print(f"hybridrl: the configuration has mistakes\n{error}", file=sys.stderr)
         return 2
     ray.init(address=options.address or "auto", log_to_driver=True, logging_level="warning")
+    own = [] if options.config_dir is None else ["--config-dir", options.config_dir]
+    told = _told_to_end()
     try:
-        ends = launch(config, options.overrides)
+        ends = launch(config, [*own, *options.overrides], told=told)
     except RuntimeError as error:
         print(f"hybridrl: {error}", file=sys.stderr)
         return 1
@@ -158,10 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(end.failed for end in ends):
         return 0
     first = first_failure(ends)
-    told = first.error or "it left no error; see its output above"
-    print(
-        f"\nhybridrl: rank {first.rank} failed first (exit status {first.code}):\n{told}", file=sys.stderr, flush=True
-    )
+    if told.is_set() and not first.error:
+        print("\nhybridrl: ended as it was told to", file=sys.stderr, flush=True)
+    else:
+        why = first.error or "it left no error; see its output above"
+        print(
+            f"\nhybridrl: rank {first.rank} failed first (exit status {first.code}):\n{why}",
+            file=sys.stderr,
+            flush=True,
+        )
     return first.code if first.code > 0 else 128 - first.code
 
 

@@ -1,8 +1,10 @@
 """What the launcher's tests run on ranks: `python -m tests.launch.ranks WHAT [MARK]`."""
 
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 
 def main(what: str) -> None:
@@ -27,6 +29,16 @@ def main(what: str) -> None:
         broken()
     elif what == "killed" and rank == 1:
         os.kill(os.getpid(), 9)
+    elif what == "told":
+        folder = Path(sys.argv[2])
+
+        def save(number: int, _: object) -> None:
+            (folder / f"saved-{rank}").touch()
+            sys.exit(128 + number)
+
+        signal.signal(signal.SIGTERM, save)
+        (folder / f"ready-{rank}").touch()
+        time.sleep(600)
     elif what in ("fail", "killed"):
         time.sleep(600)
 

@@ -1,7 +1,9 @@
 """Ranks and judges on a local Ray cluster."""
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +55,20 @@ def test_one_rank_that_fails_ends_all(cluster: None, tmp_path: Path, what: str, 
     assert first.code == code
     assert error in first.error
     assert left_with(str(tmp_path), "cmdline") == [], "a rank was left behind"
+
+
+def test_ranks_are_asked_to_save_before_they_are_ended(cluster: None, tmp_path: Path) -> None:
+    told = threading.Event()
+
+    def tell() -> None:
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            time.sleep(0.1)
+        told.set()
+
+    threading.Thread(target=tell, daemon=True).start()
+    ends = launch(config(), ["told", str(tmp_path)], module="tests.launch.ranks", told=told)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+    assert {end.code for end in ends} == {128 + signal.SIGTERM}
 
 
 def test_a_cluster_without_the_nodes_is_told(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
