@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from hybridrl.reshard.layout import Layout
+from hybridrl.rollout.engine import EngineStateError
 
 
 def by_layout(tensors: Mapping[str, Tensor], layout: Layout, rank: int, *, owner: str) -> dict[str, Tensor]:
@@ -80,6 +81,40 @@ class OwnStorages:
         for storage, nbytes in self._storages:
             if storage.nbytes() != nbytes:
                 storage.resize_(nbytes)
+
+
+class EngineWeights:
+    """The parameters that an engine computes with: its own, and those that lie in another's storage.
+
+    Args:
+        tensors: live, by the layout's names.
+        release: whether `free` gives the memory of its own back. What is another's is left alone.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, release: bool) -> None:
+        self._tensors = tensors
+        self._own = OwnStorages(tensors.values() if release else ())
+        self._adopted: set[str] = set()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of them. Raises EngineStateError where `free` has given any back."""
+        if self._own.freed:
+            raise EngineStateError("the engine's weights are released: call wake before parameters")
+        return self._tensors
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `SharingEngine.adopt`."""
+        adopt(self._tensors, tensors)
+        self._adopted |= tensors.keys()
+        self._own.keep(tensor for name, tensor in self._tensors.items() if name not in self._adopted)
+
+    def free(self) -> None:
+        """Gives back what may be."""
+        self._own.free()
+
+    def restore(self) -> None:
+        """Takes it again, unless it is there; its contents are undefined."""
+        self._own.restore()
 
 
 def _kind(tensor: Tensor) -> str:

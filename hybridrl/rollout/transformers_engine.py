@@ -16,8 +16,7 @@ from hybridrl.reshard.layouts.transformers import TransformersLayout
 from hybridrl.rollout.base import EngineBase, check_requests
 from hybridrl.rollout.causal_model import CausalModel
 from hybridrl.rollout.decoder import Decoder
-from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.parameters import OwnStorages, adopt, by_layout
+from hybridrl.rollout.parameters import EngineWeights, by_layout
 from hybridrl.rollout.samples import Request, Sample
 from hybridrl.rollout.stops import decoder
 
@@ -66,13 +65,10 @@ class TransformersEngine(EngineBase):
             folder, device=self._device, dtype=dtype, moe=spec.moe, load=load, record_routes=routed_experts
         )
         found = by_layout(self._model.tensors(), layout, rank, owner="the transformers model")
-        self._tensors = live_tensors(self._model.module, found)
+        self._weights = EngineWeights(live_tensors(self._model.module, found), release=release_weights)
         self._decode = None if tokenizer is None else decoder(tokenizer)
         self._max_batch_size = max_batch_size
         self._vocab_limit = vocab_limit
-        self._own = OwnStorages(self._tensors.values()) if release_weights else None
-        """The weights' storage that `sleep` gives back: all but the trainer's."""
-        self._foreign: set[str] = set()
 
     @property
     def max_positions(self) -> int:
@@ -81,16 +77,11 @@ class TransformersEngine(EngineBase):
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Live tensors under the layout's names. Raises EngineStateError while `sleep` has released them."""
-        if self._own is not None and self._own.freed:
-            raise EngineStateError("the engine's weights are released: call wake before parameters")
-        return self._tensors
+        return self._weights.tensors()
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
-        adopt(self._tensors, tensors)
-        self._foreign |= tensors.keys()
-        if self._own is not None:
-            self._own.keep(tensor for name, tensor in self._tensors.items() if name not in self._foreign)
+        self._weights.adopt(tensors)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
@@ -133,12 +124,10 @@ class TransformersEngine(EngineBase):
         """Nothing runs between calls of `generate`."""
 
     def _release(self) -> None:
-        if self._own is not None:
-            self._own.free()
+        self._weights.free()
 
     def _restore_weights(self) -> None:
-        if self._own is not None:
-            self._own.restore()
+        self._weights.restore()
 
     def _restore_cache(self) -> None:
         """The key-value cache lives within a call of `generate` only."""

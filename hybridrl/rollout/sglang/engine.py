@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybridrl.rollout.engine import EngineStateError
-from hybridrl.rollout.parameters import OwnStorages, adopt
+from hybridrl.rollout.parameters import EngineWeights
 from hybridrl.rollout.samples import Finish
 from hybridrl.rollout.sglang import host
 from hybridrl.rollout.sglang import internals as sg
@@ -71,11 +71,8 @@ class SGLangEngine(SGLangBase):
         self._scheduler.model_runner.sampler.vocab_limit = vocab_limit
         self._kv = KvMemory(self._scheduler.model_runner)
         model = self._scheduler.model_runner.model
-        self._parameters: Mapping[str, Tensor] = checked_parameters(model, layout, rank)
+        self._weights = EngineWeights(checked_parameters(model, layout, rank), release=release_weights)
         match_trainer(model)
-        self._own = OwnStorages(self._parameters.values()) if release_weights else None
-        """The weights' storage that `sleep` gives back: all but the trainer's."""
-        self._foreign: set[str] = set()
         self._idle_steps = 0
         self._lockstep = options.dp > 1
 
@@ -91,17 +88,11 @@ class SGLangEngine(SGLangBase):
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Live tensors under the layout's names. Raises EngineStateError while `sleep` has released them."""
-        if self._own is not None and self._own.freed:
-            raise EngineStateError("the engine's weights are released: call wake before parameters")
-        return self._parameters
+        return self._weights.tensors()
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes these tensors' storage in place of the parameters' own; see `SharingEngine.adopt`."""
-        model = self._scheduler.model_runner.model
-        adopt(dict(model.named_parameters(remove_duplicate=False)), tensors)
-        self._foreign |= tensors.keys()
-        if self._own is not None:
-            self._own.keep(tensor for name, tensor in self._parameters.items() if name not in self._foreign)
+        self._weights.adopt(tensors)
 
     def step(self) -> int:
         """Runs one batch; the number of requests still in flight. Raises as `generate` does.
@@ -137,8 +128,8 @@ class SGLangEngine(SGLangBase):
         """Gives up the engine's process groups and memory, on all ranks of the world together."""
         if not SGLangEngine._open:
             return
-        self._live, self._done, self._parameters = {}, {}, {}
-        del self._scheduler, self._kv
+        self._live, self._done = {}, {}
+        del self._scheduler, self._kv, self._weights
         sg.destroy_global_experts_capturer()
         leave_world()
         SGLangEngine._open = False
@@ -148,12 +139,10 @@ class SGLangEngine(SGLangBase):
         if not sg.ON_CPU:
             torch.cuda.synchronize()  # SGLang's own stream may still use what is given back here
         self._kv.free()
-        if self._own is not None:
-            self._own.free()
+        self._weights.free()
 
     def _restore_weights(self) -> None:
-        if self._own is not None:
-            self._own.restore()
+        self._weights.restore()
 
     def _restore_cache(self) -> None:
         self._kv.restore()
