@@ -386,7 +386,8 @@ class Session:
         self.checkpoints.finish()
         model = self.folder / "hf" if self.config.trainer.export_final else None
         if model is not None:
-            export(self, model)
+            with self._saving():
+                export(self, model)
         if self.writer is not None:
             if not self.supervised and self.config.memory.trace:
                 plot_trace(self.folder)
