@@ -1,8 +1,11 @@
 """Outputs are written aside and renamed, so that what stands under its own name is always whole."""
 
+import errno
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +54,43 @@ def file_aside(path: Path) -> Iterator[Path]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def held(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Nobody else holds the folder while the block runs: a lock on `.<name>.lock` beside it (in it, where its parent
+    cannot be written to), which ends with the process.
+
+    Another one that is about to end is waited for. Raises BlockingIOError where it has not ended after `patience_s`. A
+    file system without locks is taken at its word: there is none then.
+    """
+    path = folder.absolute().with_name(f".{folder.name}.lock")
+    if folder.is_dir() and not os.access(path.parent, os.W_OK):
+        path = folder / path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience_s
+    with path.open("a") as file:
+        while not _locked(file.fileno()):
+            if time.monotonic() > deadline:
+                raise BlockingIOError(
+                    f"{folder} is in use by another process, which has not ended in {patience_s:g} s (lock: {path})"
+                )
+            time.sleep(0.2)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+    return True
 
 
 def _umask() -> int:

@@ -16,6 +16,7 @@ from hybridrl.config.kinds import is_supervised
 from hybridrl.config.load import ConfigError, save_config
 from hybridrl.config.schema import Config
 from hybridrl.config.validate.algorithm import updates_a_step
+from hybridrl.files import held
 from hybridrl.inputs import Inputs, read_inputs
 from hybridrl.memory.timeshare import held_in_rollout, make_room
 from hybridrl.models.families import trained_spec
@@ -142,6 +143,8 @@ class Session:
             self.kl = KlController(kl.coef, target=kl.target, gain=kl.gain)
         if self.wants_reference:
             self.reference = self._make_reference(spec, sizes)
+        if self.rank == 0:
+            self._stack.enter_context(held(self.folder))  # a run that is being ended may save there yet
         self._resume()
         self._open_folder(spec, inputs)
         self.checkpoints.check_place()

@@ -1,11 +1,14 @@
 """What stands under its own name is whole: errors leave nothing behind, and nothing whole is overwritten by halves."""
 
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from hybridrl.files import cache_folder, file_aside, folder_aside
+from hybridrl.files import cache_folder, file_aside, folder_aside, held
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -65,3 +68,25 @@ def _umask() -> int:
     value = os.umask(0)
     os.umask(value)
     return value
+
+
+def test_a_folder_is_held_by_one_process_and_waited_for(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from hybridrl.files import held\n"
+        "with held(Path(sys.argv[1]), 5.0):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    folder = tmp_path / "runs" / "a"
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BlockingIOError, match=r"runs/a is in use by another process"), held(folder, 0.0):
+            pass
+        with held(tmp_path / "runs" / "b", 0.0):
+            pass
+        threading.Timer(0.5, other.stdin.close).start()
+        with held(folder, 60.0), pytest.raises(BlockingIOError), held(folder, 0.0):
+            pass
+    with held(folder, 0.0):
+        pass
