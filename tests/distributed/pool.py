@@ -96,7 +96,8 @@ def _empty_optimizers() -> None:
 
     module = sys.modules.get("megatron.core.optimizer.optimizer")
     kinds = (torch.optim.Optimizer,) if module is None else (torch.optim.Optimizer, module.MegatronOptimizer)
-    for optimizer in [o for o in gc.get_objects() if isinstance(o, kinds)]:
+    # `isinstance` would ask each object for its class, which a proxy of what is gone answers with an error.
+    for optimizer in [o for o in gc.get_objects() if issubclass(type(o), kinds)]:
         for value in vars(optimizer).values():
             if isinstance(value, dict | list):
                 value.clear()
