@@ -26,6 +26,7 @@ def evaluate(session: Session, step: int) -> dict[str, float]:
 
     - `eval/reward/mean`, `/std` and each judge's: over all samples; `eval/reward/best`: the mean over prompts of the
       best of their samples;
+    - `eval/reward/errors`: samples that a judge failed on;
     - `eval/response_length/…` as of a step's samples; `eval/prompts`: how many there are.
     """
     config, chosen = session.config, session.config.evaluation
@@ -42,7 +43,8 @@ def evaluate(session: Session, step: int) -> dict[str, float]:
             samples, counts = session.judge(local, requests)
         with session.hybrid.training_phase():
             pass  # what reads the weights next finds them back
-    return {f"eval/{key}": value for key, value in (_measured(samples) | _of_judges(counts)).items()}
+    found = {**_measured(samples), "reward/errors": counts["reward/errors"]}
+    return {f"eval/{key}": value for key, value in found.items()}
 
 
 def _measured(samples: Sequence[Sample]) -> dict[str, float]:
@@ -53,7 +55,3 @@ def _measured(samples: Sequence[Sample]) -> dict[str, float]:
     best = sum(map(max, by_prompt.values())) / len(by_prompt) if by_prompt else float("nan")
     prompts = len({sample.prompt.id for sample in samples})
     return reward_metrics(samples) | {"reward/best": best, "prompts": float(prompts)} | response_metrics(samples)
-
-
-def _of_judges(counts: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in counts.items() if key.startswith("reward/")}

@@ -41,6 +41,7 @@ from hybridrl.telemetry.memory import peak_bytes, plot_trace, write_trace
 from hybridrl.telemetry.metrics import MetricsWriter, set_aside
 from hybridrl.telemetry.rollouts import write_rollouts
 from hybridrl.telemetry.timer import Timer
+from hybridrl.telemetry.tracker import Tracker
 from hybridrl.telemetry.versions import save_versions
 from hybridrl.training.actor import Reference
 from hybridrl.training.losses import Loss
@@ -238,7 +239,8 @@ class Session:
             console.note(f"an earlier run in {self.folder} was moved to {aside}")
         save_config(self.config, self.folder)
         save_versions(self.folder)
-        self.writer = MetricsWriter(self.folder, console, done=self.done if continues else 0)
+        tracker = Tracker(self.config, self.folder) if self.config.trainer.wandb_project is not None else None
+        self.writer = MetricsWriter(self.folder, console, done=self.done if continues else 0, tracker=tracker)
         self._stack.callback(self.writer.close)
         for text in self._unsaid:
             self.note(text)

@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hybridrl.files import file_aside
 from hybridrl.telemetry.console import RunConsole
+from hybridrl.telemetry.tracker import Tracker
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -28,15 +29,17 @@ def set_aside(folder: Path) -> Path | None:
 
 
 class MetricsWriter:
-    """Writes each step's metrics to `metrics.jsonl`, to TensorBoard and to the console. One a run, on rank 0.
+    """Writes each step's metrics to `metrics.jsonl`, to TensorBoard, to the console and to a tracker, if there is
+    one. One a run, on rank 0.
 
     A value that is not finite is written as null in the JSON lines, since JSON has no NaN.
     """
 
-    def __init__(self, folder: Path, console: RunConsole, *, done: int = 0) -> None:
+    def __init__(self, folder: Path, console: RunConsole, *, done: int = 0, tracker: Tracker | None = None) -> None:
         """`done` steps are done already: what an earlier process recorded of later ones is dropped."""
         folder.mkdir(parents=True, exist_ok=True)
         self.console = console
+        self._tracker = tracker
         if done:
             _keep_steps(folder / "metrics.jsonl", done)
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
@@ -50,6 +53,8 @@ class MetricsWriter:
         self._lines.flush()
         for key, value in metrics.items():
             self._board.add_scalar(key, value, step)
+        if self._tracker is not None:
+            self._tracker.write(step, metrics)
         self.console.step(step, metrics)
 
     def sync(self) -> None:
@@ -59,6 +64,8 @@ class MetricsWriter:
     def close(self) -> None:
         self._lines.close()
         self._board.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
 
 def _keep_steps(path: Path, last: int) -> None:

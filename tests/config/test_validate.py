@@ -411,6 +411,13 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert validate(config, files=False) == []
 
 
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridrl.config.validate.inputs.find_spec", lambda name: None)
+    assert validate(tiny(1, "trainer.wandb_project=p")) == [
+        "trainer.wandb_project=p: wandb is not installed here; pip install wandb"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "glob"])
 def test_data_may_be_a_file_a_folder_or_a_glob(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a.jsonl").write_text("{}")

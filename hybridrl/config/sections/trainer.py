@@ -32,6 +32,8 @@ class TrainerConfig:
     """Updates with a non-finite gradient in a row before the run ends."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
+    wandb_project: str | None = None
+    """Project on Weights & Biases that gets the metrics, too (`pip install wandb`, `wandb login`); None for none."""
     export_final: bool = True
     """Write the last weights as a Hugging Face folder into the run folder."""
     export_dtype: str = "source"

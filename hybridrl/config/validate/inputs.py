@@ -43,10 +43,20 @@ def input_problems(config: Config, files: bool) -> Iterator[str]:
         if config.model.tokenizer not in (None, config.model.path):
             yield from _tokenizer(str(config.model.tokenizer))
         yield from _data_files(config)
-        if config.rewards.pool == "ray" and not is_supervised(config) and find_spec("ray") is None:
-            yield "rewards.pool=ray: Ray is not installed here; pip install 'hybridrl[ray]'"
-        if config.rollout.engine == "sglang" and not is_supervised(config) and find_spec("sglang") is None:
-            yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
+        yield from _packages(config)
+
+
+def _packages(config: Config) -> Iterator[str]:
+    """Packages that the run needs beyond those that are always installed."""
+    project = config.trainer.wandb_project
+    if project is not None and find_spec("wandb") is None:
+        yield f"trainer.wandb_project={project}: wandb is not installed here; pip install wandb"
+    if is_supervised(config):
+        return
+    if config.rewards.pool == "ray" and find_spec("ray") is None:
+        yield "rewards.pool=ray: Ray is not installed here; pip install 'hybridrl[ray]'"
+    if config.rollout.engine == "sglang" and find_spec("sglang") is None:
+        yield "rollout.engine=sglang: SGLang is not installed here; pip install 'hybridrl[sglang]'"
 
 
 def _reward_model(setting: str, args: Mapping[str, Any], files: bool) -> Iterator[str]:
