@@ -3,11 +3,13 @@
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -46,7 +48,8 @@ class Watchdog:
 
     All ranks go through the same phases, so the one that has passed the fewest borders is behind, and the others wait
     for it. Each tells the others, through the world's store, where it is. Of several in one phase those are behind that
-    wait in no collective, or do not answer.
+    wait in no collective, or do not answer. Those of this machine that do not answer are killed: they may be stopped,
+    and torchrun would wait half a minute for them to end by themselves.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -63,6 +66,7 @@ class Watchdog:
             self._store = store.clone()  # a connection of its own: the world's waits in collectives
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
             self._since = time.monotonic()
+            self._store.set(self._key("process"), json.dumps((machine(), os.getpid())))
             self._tell()
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -118,14 +122,30 @@ class Watchdog:
 
     def _end(self) -> None:
         places = self._places()
-        text = stalled(places, self._answers(places), self._limit_s or 0.0)
+        answers = self._answers(places)
+        text = stalled(places, answers, self._limit_s or 0.0)
         print(text, file=sys.stderr, flush=True)
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            told = {"timestamp": str(int(time.time())), "py_callstack": text}
+            began = time.time() - (time.monotonic() - self._since)  # before what ends because of it
+            told = {"timestamp": str(int(began)), "py_callstack": text}
             with open(error_file, "w", encoding="utf-8") as file:
                 json.dump({"message": {"message": text, "extraInfo": told}}, file)
+        self._kill(rank for rank in behind(places, answers) if rank not in answers)
         os._exit(EXIT_STATUS)
+
+    def _kill(self, ranks: Iterable[int]) -> None:
+        processes, here = self._told("process"), machine()
+        for where, pid in (processes[rank] for rank in ranks if rank != self._rank):
+            if where == here:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def machine() -> str:
+    """The same for two processes exactly where a process id means the same to both."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def answer(passed: int) -> Answer:

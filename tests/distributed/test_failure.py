@@ -94,6 +94,7 @@ def check_checkpoints(folder: Path, least: int) -> None:
     [
         Failure("rollout", count=3),
         Failure("update", "SIGKILL", rank=0, count=2),
+        pytest.param(Failure("rollout", "SIGSTOP", rank=0, count=2), marks=pytest.mark.full),
         *(
             pytest.param(Failure(phase), marks=pytest.mark.full)
             for phase in ("start", "sync", "reward", "save", "export")
