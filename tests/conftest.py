@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.distributed.pool import WorkerPool
+from tests.models.tiny import FOLDER_VARIABLE
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RAY_ADDRESS")
 TERMINALS = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
@@ -23,8 +24,10 @@ settings.load_profile("steady")
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Models and data that are made on first use are this session's own, not what an earlier version has left."""
+    """Models and data that are made on first use are this session's own, not what an earlier version has left. Child
+    processes, which start later, find them in the same places."""
     os.environ["HYBRIDRL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ[FOLDER_VARIABLE] = str(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Tiny random Hugging Face folders of every family, made by transformers itself.
 
-`tiny_folder("mixtral")` makes the folder once a process tree (the pool's ranks find what the test made) and returns it.
+`tiny_folder("mixtral")` makes the folder once a session and returns it. Of ranks only the first can make one, since
+transformers saves on no other: a test makes it before they look for it.
 Biases, norms and padding-sensitive parts are random too, so that no mistake hides behind zeros and ones.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER_VARIABLE = "HYBRIDRL_TEST_MODELS"
-"""Set for child processes: where this session's models are."""
+"""Where this session's models are; tests/conftest.py sets it before any rank is started."""
 
 BASE: Mapping[str, Any] = {
     "vocab_size": 50,
@@ -92,24 +93,16 @@ NULLS = ("pad_token_id", "q_lora_rank")
 
 
 @cache
-def _root() -> Path:
-    if FOLDER_VARIABLE not in os.environ:
-        holder = tempfile.TemporaryDirectory(prefix="hybridrl-models-")
-        _root.holder = holder  # type: ignore[attr-defined]  # removed when the process ends
-        os.environ[FOLDER_VARIABLE] = holder.name
-    return Path(os.environ[FOLDER_VARIABLE])
-
-
-@cache
 def tiny_folder(variant: str, dtype: str = "float32", **changes: Any) -> Path:
     """The Hugging Face folder of a variant, with these settings changed: config, generation config, safetensors.
 
     `changes` are settings of the configuration class, such as `num_hidden_layers=8`.
     """
     key = "-".join([variant, dtype, *(f"{k}={v}" for k, v in sorted(changes.items()))])
-    folder = _root() / key
+    root = Path(os.environ[FOLDER_VARIABLE])
+    folder = root / key
     if not folder.is_dir():
-        aside = Path(tempfile.mkdtemp(dir=_root()))
+        aside = Path(tempfile.mkdtemp(dir=root))
         make_folder(aside, variant, dtype, **changes)
         try:
             aside.rename(folder)
