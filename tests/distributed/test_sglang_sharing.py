@@ -123,13 +123,13 @@ def test_weights_come_into_service_by_the_same_work_whatever_the_models_size(poo
         pytest.param("moonlight_moe", 1, {}, {}, marks=pytest.mark.full),
     ],
 )
-def test_latents_are_absorbed_by_weights_of_which_some_are_the_trainers(
+def test_latents_are_absorbed_by_weights_of_which_some_or_all_are_the_trainers(
     pool: WorkerPool, variant: str, world: int, train: dict[str, int], cut: dict[str, int]
 ) -> None:
     support.folder(variant)
     run = {"variant": variant, "cut": cut, "release": True, "parallel": train, "optimizer": {"lr": 0.01}}
     for found in pool.run(_generate_and_learn, world, **run):
-        assert 0 < found["aliased"] < found["bytes"]
+        assert 0 < found["aliased"] <= found["bytes"]
         assert max(found["errors"]) <= 1e-4
         assert all(found["changed"])
 
