@@ -33,16 +33,13 @@ def evaluate(session: Session, step: int) -> dict[str, float]:
     if session.evaluation is None or not is_due(config, step):
         return {}
     drawn = replace(config.rollout, n=chosen.n, temperature=chosen.temperature, top_p=chosen.top_p)
-    with session.timer("evaluation"):
-        with session.rollout_phase(version=step):
-            requests = make_requests(
-                session.evaluation, drawn, seed=config.trainer.seed, step=SEED_STEP, eos_ids=session.eos_ids
-            )
-            local = session.replicas.generate(requests)
-            session.hybrid.end_rollout()
-            samples, counts = session.judge(local, requests)
-        with session.hybrid.training_phase():
-            pass  # what reads the weights next finds them back
+    with session.timer("evaluation"), session.rollout_phase(version=step):
+        requests = make_requests(
+            session.evaluation, drawn, seed=config.trainer.seed, step=SEED_STEP, eos_ids=session.eos_ids
+        )
+        local = session.replicas.generate(requests)
+        session.hybrid.end_rollout()
+        samples, counts = session.judge(local, requests)
     found = {**_measured(samples), "reward/errors": counts["reward/errors"]}
     return {f"eval/{key}": value for key, value in found.items()}
 

@@ -56,6 +56,16 @@ def file_aside(path: Path) -> Iterator[Path]:
         raise
 
 
+def standing(path: Path) -> Path:
+    """What exists of a path: itself, or the nearest of those above it."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
+def takes_files(folder: Path) -> bool:
+    """Whether this is a folder in which files can be made."""
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 PATIENCE_S = 60.0
 
 

@@ -5,7 +5,6 @@ Exit status: 0 the recipe fits its hardware, 2 its configuration cannot run, 3 i
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hybridrl.config.save import without_secrets
 from hybridrl.config.schema import Config
 from hybridrl.config.validate import validate
 from hybridrl.config.validate.bounds import CHOICES
-from hybridrl.files import file_aside
+from hybridrl.files import file_aside, standing, takes_files
 from hybridrl.models.spec import ModelSpec
 from hybridrl.planning.advice import nearest
 from hybridrl.planning.estimate import Estimate, estimate
@@ -105,8 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _writable(path: Path) -> bool:
     """Whether a file can be made there, with the folders above it that are missing."""
-    standing = next(folder for folder in path.absolute().parents if folder.exists())
-    return not path.is_dir() and standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)
+    return not path.is_dir() and takes_files(standing(path.absolute().parent))
 
 
 def _shown(override: str) -> str:

@@ -109,7 +109,7 @@ class Paging:
 
     def __call__(self, program: Program) -> Program:
         """The same program with pages taken and given back. It may run once for each time that the source is whole."""
-        before, spread = self._spread(_cut_all(program.copies, self._chunk_bytes), program.rounds)
+        before, spread = self._spread(self._ordered(_cut_all(program.copies, self._chunk_bytes)), program.rounds)
         groups = [[one.pack, *chunks] for one, chunks in zip(program.rounds, spread, strict=True)]
         drained = iter(self._drained([*before, *(step for group in groups for step in group)]))
         copies: list[Runnable] = [_Start(self), _Release(self, next(drained))]
@@ -145,15 +145,15 @@ class Paging:
     def _spread(
         self, parts: list["_Part"], rounds: Sequence[CompiledRound]
     ) -> tuple[list[list[Batch]], list[list[list[Batch]]]]:
-        """Chunks of local copies that run before the first round, and after each round is packed."""
+        """Chunks of local copies, in their order, that run before the first round, and after each round is packed."""
         direct = sum(not one.relay for one in rounds)
         if not direct:
             return self._chunks(parts), [[] for _ in rounds]
-        ordered, pages = self._ordered(parts), _Pages(self.source)
+        pages = _Pages(self.source)
         sent = self._last_reads([one.pack for one in rounds if not one.relay])
-        ends = np.cumsum([part.write.nbytes for part in ordered]).tolist()
+        ends = np.cumsum([part.write.nbytes for part in parts]).tolist()
         found: list[list[_Part]] = [[] for _ in rounds]
-        for part, end in zip(ordered, ends, strict=True):
+        for part, end in zip(parts, ends, strict=True):
             last = pages.most(sent, part.read)
             found[last if last >= 0 else (end - 1) * direct // ends[-1]].append(part)
         return [], [self._chunks(each) for each in found]
@@ -167,14 +167,15 @@ class Paging:
         return last
 
     def _ordered(self, parts: list["_Part"]) -> list["_Part"]:
+        """Local copies in the order of addresses."""
         return sorted(parts, key=lambda part: (part.read if self._by_source else part.write).data_ptr())
 
     def _chunks(self, parts: list["_Part"]) -> list[list[Batch]]:
-        """Local copies in the order of addresses, at most `chunk_bytes` of them (or one row) together."""
+        """Local copies as they come, at most `chunk_bytes` of them (or one row) together."""
         chunks: list[list[Batch]] = []
         groups: dict[object, Batch] = {}
         room = 0
-        for part in self._ordered(parts):
+        for part in parts:
             if part.write.nbytes > room:
                 groups, room = {}, self._chunk_bytes
                 chunks.append([])

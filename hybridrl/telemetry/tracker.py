@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hybridrl.config.save import without_secrets
 from hybridrl.config.schema import Config
+from hybridrl.files import file_aside
 
 ID_FILE = "wandb-id"
 
@@ -20,7 +21,8 @@ class Tracker:
         """A run that goes on in its folder is the same run there: its id is kept in `wandb-id`."""
         path = folder / ID_FILE
         if not path.exists():
-            path.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
+            with file_aside(path) as aside:
+                aside.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
         self._run = importlib.import_module("wandb").init(
             project=config.trainer.wandb_project,
             name=config.trainer.name,

@@ -38,7 +38,9 @@ def parted(records: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[di
     return found, [{k: v for k, v in r.items() if not k.startswith("eval/")} for r in steady(records)]
 
 
-@pytest.mark.parametrize("memory", ["keep", pytest.param("single", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "memory", ["keep", *(pytest.param(way, marks=pytest.mark.full) for way in ("offload", "single"))]
+)
 def test_the_weights_after_a_step_are_measured_and_training_is_what_it_was(
     pool: WorkerPool, tmp_path: Path, memory: str
 ) -> None:

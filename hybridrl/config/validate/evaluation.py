@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config, EvaluationConfig
-from hybridrl.config.validate.inputs import BUILTIN, data_file_problems
+from hybridrl.config.validate.inputs import BUILTIN, data_file_problems, split_problems
 
 
 def evaluation_problems(config: Config, files: bool) -> Iterator[str]:
@@ -32,8 +32,7 @@ def evaluation_problems(config: Config, files: bool) -> Iterator[str]:
         yield f"evaluation.path is missing: data.source={source} reads a file or folder"
     elif files or chosen.path.startswith(BUILTIN):
         yield from data_file_problems("evaluation.path", chosen.path, source)
-    if chosen.split is not None and source != "dataset":
-        yield f"evaluation.split={chosen.split} has no effect with data.source={source}; only a `dataset` has splits"
+    yield from split_problems("evaluation.split", chosen.split, source)
 
 
 def _idle(chosen: EvaluationConfig, reason: str) -> Iterator[str]:

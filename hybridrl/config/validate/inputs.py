@@ -1,6 +1,5 @@
 """What a run reads: model folder, tokenizer, data, judges, and the engine's package."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from glob import glob
@@ -11,6 +10,7 @@ from typing import Any
 from hybridrl.config.kinds import is_supervised
 from hybridrl.config.schema import Config, DataConfig
 from hybridrl.config.strict import MANDATORY
+from hybridrl.files import standing, takes_files
 
 BUILTIN = "builtin:"
 BUILTIN_MODELS = ("tiny_moe", "tiny_deepseek", "tiny_glm4")
@@ -89,11 +89,11 @@ def _own_folder(path: str) -> Iterator[str]:
 
 def _written_folder(key: str, path: str) -> Iterator[str]:
     """Mistakes that would only show when the first results are written."""
-    standing = next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
-    if not standing.is_dir():
-        yield f"{key}={path}: {standing} is a file; expected a folder, or a name that is free"
-    elif not os.access(standing, os.W_OK | os.X_OK):
-        yield f"{key}={path}: {standing} cannot be written to"
+    place = standing(Path(path))
+    if not place.is_dir():
+        yield f"{key}={path}: {place} is a file; expected a folder, or a name that is free"
+    elif not takes_files(place):
+        yield f"{key}={path}: {place} cannot be written to"
 
 
 def _builtin(key: str, path: str, known: tuple[str, ...]) -> Iterator[str]:
@@ -131,14 +131,19 @@ def _data_keys(config: Config) -> Iterator[str]:
     for name in ("task_args", "size"):
         if (value := getattr(data, name)) != getattr(usual, name):
             yield f"data.{name}={value} has no effect with data.source={data.source}; set data.source=reasoning_gym"
-    if data.split is not None and data.source != "dataset":
-        yield f"data.split={data.split} has no effect with data.source={data.source}; only a `dataset` has splits"
+    yield from split_problems("data.split", data.split, data.source)
 
 
 def _data_files(config: Config) -> Iterator[str]:
     data = config.data
     if data.source != "reasoning_gym" and data.path is not None:
         yield from data_file_problems("data.path", data.path, data.source)
+
+
+def split_problems(key: str, split: str | None, source: str) -> Iterator[str]:
+    """A split of what has none."""
+    if split is not None and source != "dataset":
+        yield f"{key}={split} has no effect with data.source={source}; only a `dataset` has splits"
 
 
 def data_file_problems(key: str, path: str, source: str) -> Iterator[str]:
